@@ -11,7 +11,7 @@ VENV := .venv-$(VERSION)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fresh parts lint proto format bench faults soak fuzz peers clean
+.PHONY: help demo test fresh parts lint docs picture proto format bench faults soak fuzz peers clean
 
 # How long: each target of `make fuzz`, and all of `make soak`.
 FUZZ_SECONDS ?= 30
@@ -39,7 +39,7 @@ demo: $(VENV)/installed ## install, run a job, run a detached one, look at it, s
 	echo "\$$ holdfast kill server"; holdfast kill server; \
 	echo "\$$ holdfast stop"; holdfast stop
 
-test: lint parts ## run every check and all tests
+test: lint docs parts ## run every check and all tests
 	$(BIN)/python tests/support/run.py
 
 # The programs that tests start, each with the Debian package that has it: "program:package".
@@ -96,8 +96,14 @@ format: $(VENV)/installed-dev ## rewrite the code in the house format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(VENV)/installed-dev ## print the benchmark table
-	$(BIN)/python -m bench --markdown README.md
+bench: $(VENV)/installed-dev ## measure, and write the table into docs/benchmarks.md
+	$(BIN)/python -m bench --markdown docs/benchmarks.md
+
+picture: $(VENV)/installed-dev ## record the README's terminal session again and draw it as docs/terminal.svg
+	$(BIN)/python -m bench.picture docs/terminal.svg
+
+docs: $(VENV)/installed-dev ## build the documentation site into build/site; a broken link is an error
+	$(BIN)/python -m mkdocs build --quiet --strict
 
 faults: $(VENV)/installed-dev parts ## five minutes of kills, stops and cuts, then the faults of sandboxes and 200 MB each way; nothing may be lost
 	$(BIN)/python -m tests.faults --seconds 300 $(FAULTS)

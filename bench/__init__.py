@@ -1,4 +1,4 @@
 """The benchmark: each figure beside a baseline that is measured in the same run. `python -m bench` runs it.
 
-`docs/benchmarks.md` tells what each row means.
+`docs/benchmarks.md` describes each row.
 """

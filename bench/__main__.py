@@ -1,6 +1,6 @@
-"""`python -m bench`: run the benchmarks, print the table, write it as JSON and, if asked, into a page.
+"""`python -m bench`: run the benchmarks, print the table, write it as JSON and, with `--markdown`, into a page.
 
-Ends with 0 when every benchmark came to its end, whatever its figures; with 1 when one did not.
+The exit code is 0 when every benchmark finished, whatever its figures, and 1 when one failed.
 """
 
 from __future__ import annotations

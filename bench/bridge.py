@@ -1,4 +1,4 @@
-"""What the model bridge costs: each request beside the same one, by the same client, straight to the same provider.
+"""The cost of the model bridge: each request beside the same one, by the same client, straight to the provider.
 
 The provider and the client are processes of their own, so are the server and the proxy; the host is this program.
 Touches the processes that it starts.
@@ -21,14 +21,14 @@ from bench.measure import Row, Scale, Target, compare, figures, interleave, inte
 from bench.model_client import Order, Took
 from bench.servers import BenchmarkError, memory_bytes
 from holdfast.bridge import Limits, Upstream, sandbox_agent_bridge
-from holdfast.testing.servers import running_server, server_environment
+from tests.support.servers import running_server, server_environment
 
 ADDED_MS: Final = 3.0
 #: Of a model that is fast: a hundred tokens a second.
 EVERY_MS: Final = 10.0
 PACED_EVENTS: Final = 50
 UNPACED_EVENTS: Final = 100
-#: Calls at a time while memory is looked at, and the part of them after which it should not grow.
+#: Calls between two samples of memory, and the part of them after which it should not grow.
 AT_ONCE: Final = 16
 SETTLED: Final = 5
 MAX_LINE_BYTES: Final = 16 * 1024 * 1024
@@ -39,7 +39,7 @@ _KEY: Final = "sk-bench-" + "0123456789abcdef" * 3
 
 
 class _Ways:
-    """The two ways to the provider, and whom to ask for memory."""
+    """The two ways to the provider, and the pids to sample memory of."""
 
     def __init__(self, client: asyncio.subprocess.Process, direct: int, bridged: int, pids: dict[str, int]) -> None:
         self._client = client

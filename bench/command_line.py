@@ -1,4 +1,4 @@
-"""What one call of the command line costs, from its start to its end, beside a bare interpreter's start."""
+"""The cost of one call of the command line, from its start to its end, beside a bare interpreter's start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 
 from bench.measure import Row, Samples, Scale, Target, compare, interleave_samples, latencies
 from bench.servers import BenchmarkError
-from holdfast.testing.servers import running_server, server_environment
+from tests.support.servers import running_server, server_environment
 
 REQUEST: Final = '{"jsonrpc":"2.0","id":1,"method":"environment/status"}'
 BARE: Final = (sys.executable, "-I", "-S", "-c", "import socket, json")
@@ -43,7 +43,7 @@ async def stateless_exec(scale: Scale) -> list[Row]:
 
 
 async def verbs(scale: Scale) -> list[Row]:
-    """`run`, and the verbs that look at a process that has ended."""
+    """`run`, and the verbs that read a process that has ended."""
     command, shown = _command()
     ended = "ended"
     calls = {

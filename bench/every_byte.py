@@ -19,17 +19,17 @@ from typing import Final
 
 import holdfast
 from holdfast.client.sandbox import Sandbox
-from holdfast.sandboxes.command import CommandSandbox
-from holdfast.testing.engines import Missing, busybox_root, docker_engine
-from holdfast.testing.servers import running_server
+from holdfast.sandboxes.target import CommandSandbox
 from holdfast.types import OutputChunk, OutputGap
+from tests.support.engines import Missing, busybox_root, docker_engine
+from tests.support.servers import running_server
 
 IMAGE: Final = "hf-every-byte"
 MEGABYTE: Final = 1_000_000
 #: Numbers of one width: each offset has one right content, and the `seq` of busybox prints the same.
 FIRST: Final = 10_000_000
 LINE_BYTES: Final = 9
-#: What the slow channel passes at a time, and how long that takes: 16 MB a second, far less than `seq` prints.
+#: The size of a piece on the slow channel, and its time: 16 MB a second, far less than `seq` prints.
 PIECE_BYTES: Final = 64 * 1024
 PIECE_SECONDS: Final = 0.004
 
@@ -38,7 +38,7 @@ Read = Callable[[Sandbox, int], Coroutine[None, None, "Came"]]
 
 
 class Came:
-    """What came of one stream: how many bytes, their hash, and how many are in gaps."""
+    """One stream as it arrived: how many bytes, their hash, and how many are in gaps."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -107,7 +107,7 @@ async def container() -> AsyncIterator[Sandbox]:
 
 @contextlib.asynccontextmanager
 async def slow_channel() -> AsyncIterator[Sandbox]:
-    """A Unix socket whose bytes pass a relay with a bound."""
+    """A Unix socket behind a relay with a bounded rate."""
 
     async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):

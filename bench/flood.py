@@ -16,8 +16,8 @@ from bench.measure import Row, Scale, Target, compare, interleave_samples, laten
 from bench.servers import producer, spec_of, talking_to
 from holdfast.client.remote import RemoteExec
 from holdfast.client.subscription import Subscription
-from holdfast.testing.servers import running_server
 from holdfast.types import OutputChunk
+from tests.support.servers import running_server
 
 #: A flood counts as one once so much of it has come.
 UNDER_WAY_BYTES: Final = 16 * 1024 * 1024
@@ -57,7 +57,7 @@ async def list_during_a_flood(scale: Scale) -> list[Row]:
 
 
 class _Asking:
-    """Asks over one connection, while a flood comes over another or the same if it is told to."""
+    """Measure calls over one connection during a flood over `flood_on`, which may be the same connection."""
 
     def __init__(self, api: RemoteExec, count: int, *, flood_on: RemoteExec | None = None) -> None:
         self._api = api

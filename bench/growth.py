@@ -17,14 +17,14 @@ from xml.sax.saxutils import escape
 
 import msgspec
 
-#: What is loaded, cached and kept on purpose is there after so many seconds of a life: a hundred ended processes
+#: Loading, caches and retention are complete after so many seconds of a life: a hundred ended processes
 #: and closed shells take two minutes. The ledger has been compacted by then, too, and the allocator keeps
 #: what that took.
 WARM_UP_SECONDS: Final = 200.0
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One look at one program. `life` counts how often it was started again."""
+    """One sample of one program. `life` counts how often it was started again."""
 
     at: float
     who: str
@@ -32,7 +32,7 @@ class Sample(msgspec.Struct, frozen=True):
     rss_kb: float
     descriptors: int
     threads: int
-    #: What the server's spool takes, its ledger included.
+    #: Size of the server's spool, its ledger included.
     spool_kb: float
 
 
@@ -43,7 +43,7 @@ class Quantity(msgspec.Struct, frozen=True):
     name: str
     unit: str
     scale: float
-    #: Growth over the whole run that is not told from noise.
+    #: Growth over the whole run that cannot be distinguished from noise.
     tolerance: float
 
 
@@ -60,13 +60,13 @@ QUANTITIES: Final = (
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """One quantity of one program: its means, and by how much it grew while it was looked at."""
+    """One quantity of one program: its means, and its growth while it was sampled."""
 
     who: str
     quantity: Quantity
     first_quarter: float
     last_quarter: float
-    #: The slope within lives, times the time that was looked at.
+    #: The slope within lives, times the sampled time.
     within: float
     #: The slope from one life's mean to the next one's, times the same; 0 with fewer than three lives.
     between: float
@@ -77,7 +77,7 @@ class Growth(msgspec.Struct, frozen=True):
 
 
 def measure(samples: Sequence[Sample], warm_up: float = WARM_UP_SECONDS) -> list[Growth]:
-    """What every quantity of every program did. The first seconds of each life do not count."""
+    """The growth of every quantity of every program. The first seconds of each life do not count."""
     found = []
     for who in dict.fromkeys(sample.who for sample in samples):
         lives = _lives([sample for sample in samples if sample.who == who], warm_up)

@@ -1,4 +1,4 @@
-"""What a command in a live shell costs, beside a bare `bash` on pipes.
+"""The cost of a command in a live shell, beside a bare `bash` on pipes.
 
 Touches a file with lines in a temporary directory, and the processes that it starts.
 """
@@ -21,8 +21,8 @@ import msgspec
 import holdfast
 from bench.measure import Row, Samples, Scale, Target, compare, figures, interleave, interleave_samples, latencies
 from bench.servers import BenchmarkError, memory_bytes
-from holdfast.testing.servers import running_server
-from holdfast.testing.signalling import kill_group
+from tests.support.servers import running_server
+from tests.support.signalling import kill_group
 
 if TYPE_CHECKING:
     from holdfast.client.shell import Shell
@@ -157,7 +157,7 @@ async def shells_at_once(scale: Scale) -> list[Row]:
 
 
 async def memory_of_a_shell(scale: Scale) -> list[Row]:
-    """What each of many shells, that have all run a command, adds to the server."""
+    """The memory that each of many shells, after one command each, adds to the server."""
     count = scale.crowd // 10
     added = [await _added_by_shells(count) for _ in range(scale.server_rounds)]
     return [
@@ -252,14 +252,14 @@ def file_of_lines(size: int) -> Iterator[tuple[str, bytes]]:
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a shell said of one command. Peers that give text have it encoded again."""
+    """The result of one command in a shell. Text from peers is encoded again."""
 
     output: bytes
     exit_code: int | None
 
 
 class Coprocess:
-    """A `bash` on pipes that is told a command and prints the status after it: the least that a shell can cost."""
+    """A `bash` on pipes that reads a command and prints the status after it: the least that a shell can cost."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -301,7 +301,7 @@ class Coprocess:
         return self.line()
 
     async def run(self, command: str, timeout: float) -> Answer:
-        """Run any command, whose end is a mark in the output: what a shell of a few lines does."""
+        """Run any command with a mark in the output as its end: the method of a shell of a few lines."""
         self.send(f"{command}\necho {MARK} $?\n")
         poller = select.poll()
         poller.register(self._out, select.POLLIN)

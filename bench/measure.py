@@ -14,7 +14,7 @@ import msgspec
 
 T = TypeVar("T")
 
-#: A contender that is asked for latencies, in seconds.
+#: A contender that returns latencies, in seconds.
 Samples = Callable[[], Awaitable[list[float]]]
 
 Unit = Literal["ms", "MB/s", "/s", "MB", "KB", "%"]
@@ -46,9 +46,9 @@ class Scale(msgspec.Struct, frozen=True):
     sessions: int
     idle_seconds: float
     agents: int
-    #: What a terminal prints before its screen is looked at, in MB.
+    #: Output of a terminal before its screen is drawn, in MB.
     screen_mb: int
-    #: Calls of a model between two looks at the memory.
+    #: Calls of a model between two samples of the memory.
     model_calls: int
 
 
@@ -117,7 +117,7 @@ def figures(rounds: Sequence[float]) -> Rounds:
 
 
 class Target(msgspec.Struct, frozen=True, rename="camel"):
-    """What a row is to reach: a ratio to its baseline, or a figure."""
+    """The target of a row: a ratio to its baseline, or a figure."""
 
     bound: Bound
     limit: float
@@ -181,7 +181,7 @@ def is_reached(target: Target, ratio: float, measured: float) -> bool:
 
 
 async def interleave(rounds: int, contenders: Mapping[str, Callable[[], Awaitable[T]]]) -> dict[str, list[T]]:
-    """What each contender returned in each round. One round before the first is thrown away: it warms up."""
+    """The results of each contender in each round. One round before the first is thrown away: it warms up."""
     taken: dict[str, list[T]] = {name: [] for name in contenders}
     names = list(contenders)
     for number in range(-1, rounds):

@@ -1,4 +1,4 @@
-"""What the server weighs: idle, with a thousand processes, and after a flood that somebody reads or nobody does.
+"""The memory of the server: idle, with a thousand processes, and after a flood with and without a reader.
 
 Each round has fresh servers, since memory that was used once stays. The figure is VmRSS of /proc/PID/status, which
 does not count output on tmpfs.
@@ -14,7 +14,7 @@ from typing import Final
 from bench import bare_asyncio
 from bench.measure import Row, Scale, Target, compare, figures
 from bench.servers import memory_bytes, producer, read_all, size_of, spec_of, start_crowd, talking_to
-from holdfast.testing.servers import running_server, server_environment
+from tests.support.servers import running_server, server_environment
 
 MB: Final = 1e6
 KB: Final = 1e3

@@ -1,6 +1,6 @@
-"""`python -m bench.model_client`: asks a model over HTTP, straight or through a bridge, by the same code.
+"""`python -m bench.model_client`: sends requests to a model over HTTP, straight or through a bridge.
 
-Each line on stdin is an order as JSON: the port to ask, how many requests one after the other, and by how many
+Each line on stdin is an order as JSON: the port, how many requests one after the other, and by how many
 connections at once. The line on stdout that answers it has the times. Touches nothing but its sockets.
 """
 
@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import msgspec
 
-#: As much as an agent says at the beginning of its work.
+#: As long as an agent's first prompt.
 _PROMPT: Final = "Look at the tests, and say which of them fail and why. " * 150
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What to ask. `events` 0 asks for a whole answer."""
+    """One order. `events` 0 requests a whole answer."""
 
     port: int
     requests: int = 1
@@ -103,7 +103,7 @@ class Asking(asyncio.Protocol):
             self._got = got
 
     def _chunks(self, got: bytes, now: float) -> bytes:
-        """What is left of the bytes when all whole chunks are taken."""
+        """The bytes after the last whole chunk."""
         at = 0
         while (line := got.find(b"\r\n", at)) >= 0:
             size = int(got[at:line], 16)
@@ -148,7 +148,7 @@ async def carry_out(order: Order) -> Took:
 
 
 def main() -> None:
-    # A line at a time, though nobody reads ahead: there is nothing else to do.
+    # A line at a time, without reading ahead: there is nothing else to do.
     for line in sys.stdin.buffer:
         took = asyncio.run(carry_out(msgspec.json.decode(line, type=Order)))
         sys.stdout.buffer.write(msgspec.json.encode(took) + b"\n")

@@ -1,6 +1,6 @@
 """`python -m bench.model_upstream`: a provider of models that answers at once, or streams at a pace.
 
-Prints the port on which it listens, on 127.0.0.1. The body of a request says what it does: `stream`, how many
+Prints the port on which it listens, on 127.0.0.1. The body of a request selects the answer: `stream`, how many
 `events`, and `every_ms` how often one comes. Touches nothing but its sockets.
 """
 
@@ -28,7 +28,7 @@ _ANSWER: Final = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-
     _WHOLE,
 )
 _STREAM: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-#: The time on the clock that all of the machine shares, so that the client can tell how late an event is.
+#: The time on the clock that all processes share, so that the client can compute the delay of an event.
 _EVENT: Final = (
     b'data: {"id":"chatcmpl-0123456789abcdef01234567","object":"chat.completion.chunk","created":1700000000,'
     b'"model":"model-of-the-bench","system_fingerprint":"fp_0123456789","choices":[{"index":0,"delta":{"content":'
@@ -38,7 +38,7 @@ _USAGE: Final = b'data: {"choices":[],"usage":{"prompt_tokens":2000,"completion_
 
 
 class Provider(asyncio.Protocol):
-    """One connection: requests in order, each answered before the next is looked at."""
+    """One connection: requests in order, each answered before the next is read."""
 
     _transport: asyncio.Transport
 

@@ -1,6 +1,6 @@
-"""What surviving costs, and how fast it is: a start with and without a keeper, and kill -9 of the server.
+"""The cost and the speed of recovery: a start with and without a keeper, and kill -9 of the server.
 
-A thousand processes across a kill, and a stream with a kill in its middle, whose bytes and exit code must be right.
+A thousand processes across a kill, and a stream with a kill in its middle; its bytes and exit code must be right.
 Touches the servers that it starts, and kills them.
 """
 
@@ -17,8 +17,8 @@ from bench.measure import Row, Scale, Target, compare, figures, interleave, inte
 from bench.servers import BLOCK, BenchmarkError, kill_server, size_of, spec_of, start_crowd, talking_to
 from bench.starts import run_streamed
 from holdfast.client.remote import RemoteExec
-from holdfast.testing.servers import RunningServer, running_server
 from holdfast.types import Closed, Exited, OutputChunk
+from tests.support.servers import RunningServer, running_server
 
 ADDED_MS: Final = 0.15
 BACK_MS: Final = 2_000.0
@@ -73,7 +73,7 @@ async def start_under_a_keeper(scale: Scale) -> list[Row]:
 
 
 async def crowd_across_a_kill(scale: Scale) -> list[Row]:
-    """From kill -9 of the server until a client of it is told that all its processes run."""
+    """From kill -9 of the server until its client has the reply that all its processes run."""
     one, many = [], []
     for _ in range(scale.server_rounds):
         one.append(await _back_after_a_kill(1))
@@ -162,7 +162,7 @@ async def _stream(server: RunningServer, api: RemoteExec, size: int, expected: b
 
 
 async def _restarted(server: RunningServer, api: RemoteExec) -> None:
-    """Another server answers now, and has told its keeper so."""
+    """Another server answers now, and has registered with its keeper."""
     status = await api.status()
     if status.pid == server.pid or status.restarts == 0:
         raise BenchmarkError(f"the server, pid {server.pid}, was killed and answers")

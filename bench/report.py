@@ -1,6 +1,6 @@
-"""How the figures are shown: a table for people, the same as Markdown for the README, and JSON with every round.
+"""The report of a run: a plain table, a Markdown table for docs/benchmarks.md, and JSON with every round.
 
-Writes the files that it is given and touches nothing else.
+The module writes only the files whose paths it is given.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def markdown(report: Report) -> str:
 
 
 def write_markdown(path: str, report: Report) -> None:
-    """Put the table between the marks of a page; whatever was there is replaced."""
+    """Replace the text between `BEGIN` and `END` of a page by the table."""
     with open(path, encoding="utf-8") as file:
         page = file.read()
     marks = re.compile(f"(?<={BEGIN}\n).*?(?={END})", re.DOTALL)

@@ -1,6 +1,6 @@
-"""What a container costs: one connection into it, beside the same without one and beside one `docker exec` a call.
+"""The cost of a container: one connection into it, beside the same without one and beside one `docker exec` a call.
 
-Starts a Docker engine of its own with a busybox image and takes it away. Where there is none, a line says what is
+Starts a Docker engine of its own with a busybox image and removes it. Where there is none, a line names what is
 missing, and the rows are left out.
 """
 
@@ -23,14 +23,14 @@ from bench.servers import BLOCK, BenchmarkError, size_of
 from bench.starts import run_exec
 from holdfast.client.sandbox import Sandbox
 from holdfast.sandboxes.install.bundle import bundle
-from holdfast.testing.engines import ContainerEngine, Missing, busybox_root, docker_engine
-from holdfast.testing.servers import running_server
 from holdfast.types import OutputChunk
+from tests.support.engines import ContainerEngine, Missing, busybox_root, docker_engine
+from tests.support.servers import running_server
 
 IMAGE: Final = "hf-bench"
 #: Calls of the fast way in a turn with one of the slow way, so that neither takes all the time.
 BATCH: Final = 10
-#: One `docker exec` a call is slow, and a few of them tell.
+#: One `docker exec` a call is slow, so a few calls suffice.
 SLOW_TURNS: Final = 3
 READ_BYTES: Final = 1024 * 1024
 #: Prints the time of the clock that all of the machine shares, and lets the line arrive before the next.
@@ -44,7 +44,7 @@ for _ in range(40):
 
 @contextlib.contextmanager
 def _docker() -> Iterator[ContainerEngine | None]:
-    """An engine with the image; None where it cannot be had, and then stderr says why."""
+    """An engine with the image; None where there is none, with the reason on stderr."""
     with contextlib.ExitStack() as stack:
         try:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="hf-bench-"))

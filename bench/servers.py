@@ -13,12 +13,12 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from holdfast.client.connection import Connection
+from holdfast.client.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
-from holdfast.testing.servers import RunningServer
 from holdfast.types import Closed, Exited, OutputChunk, Overflow, ProcessSpec
 from holdfast.wire.messages import Encoding
+from tests.support.servers import RunningServer
 
 #: A crowd's processes end by themselves if the benchmark is killed.
 SLEEP: Final = ("sleep", "600")
@@ -31,19 +31,19 @@ BLOCK: Final = 1024 * 1024
 
 
 def size_of(blocks: int) -> str:
-    """So many blocks, as people say it."""
+    """Format a number of blocks with its unit."""
     megabytes = blocks * BLOCK / 1e6
     return f"{megabytes / 1000:.0f} GB" if megabytes >= 1000 else f"{megabytes:.0f} MB"
 
 
 class BenchmarkError(Exception):
-    """What was measured did not do its job, so its figure would mean nothing."""
+    """The measured program did not do its job, so its figure would mean nothing."""
 
 
 @contextlib.asynccontextmanager
 async def talking_to(address: str, encoding: Encoding = "msgpack") -> AsyncIterator[RemoteExec]:
     """The exec interface over a connection of its own."""
-    connection = Connection(dialer(address), address=address, client_name="bench", encoding=encoding)
+    connection = ChannelConnection(dialer(address), address=address, client_name="bench", encoding=encoding)
     await connection.open()
     api = RemoteExec(connection)
     try:
@@ -96,11 +96,11 @@ async def start_crowd(server: RunningServer, api: RemoteExec, count: int) -> Non
 
 
 async def _settle(server: int, pids: Sequence[int]) -> None:
-    """Until every process is in a cgroup of its own. Nobody tells, so this looks from time to time."""
+    """Wait until every process is in a cgroup of its own, by polling: no event reports it."""
     own = _cgroups(server)
     try:
         async with asyncio.timeout(_SETTLE_SECONDS):
-            while any(_cgroups(pid) == own for pid in pids):  # noqa: ASYNC110 - no event tells of a move
+            while any(_cgroups(pid) == own for pid in pids):  # noqa: ASYNC110 - no event reports a move
                 await asyncio.sleep(0.1)
     except TimeoutError:
         raise BenchmarkError(f"processes were not in their cgroups after {_SETTLE_SECONDS:g} s") from None
@@ -133,7 +133,7 @@ def memory_bytes(pid: int, field: str = "VmRSS") -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What all threads of a process have computed so far, to the nanosecond; those that ended do not count."""
+    """CPU time of all threads of a process so far, to the nanosecond; those that ended do not count."""
     total = 0
     for thread in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/task/{thread}/schedstat") as file:

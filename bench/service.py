@@ -1,4 +1,4 @@
-"""What the session service costs: each figure beside the same by the client library over the runtime's own socket.
+"""The cost of the session service: each figure beside the same by the client library over the runtime's own socket.
 
 The service and the sandbox's server are processes of their own; the callers, gRPC's threads included, are this
 program. Where PostgreSQL is installed, a second service has its database there.
@@ -46,7 +46,7 @@ FLUSHES: Final = 51
 _AT_ONCE: Final = 16
 #: The monitor of a service may take so much of a core.
 MONITOR_PERCENT: Final = 2.0
-#: How often it looks, unless a run is shorter; the default of the service.
+#: Interval of the monitor's samples, unless a run is shorter; the default of the service.
 LOOK_SECONDS: Final = 5.0
 #: Longer than any run.
 NEVER: Final = "1000000"
@@ -245,7 +245,7 @@ async def _spent(service: Service, place: Place, seconds: float) -> Spent:
 
 
 class Load(NamedTuple):
-    """What many callers came to in one round."""
+    """The results of many callers in one round."""
 
     rate: float
     latencies: list[float]
@@ -296,7 +296,7 @@ async def agents_at_once(scale: Scale) -> list[Row]:
 
 
 def _loaded(callers: Sequence[Caller], each: int) -> Callable[[], Awaitable[Load]]:
-    """All of them at once, so many commands each; one that fails fails the benchmark, which tells how many did."""
+    """Run all callers at once, so many commands each; a failed command fails the benchmark."""
 
     async def load() -> Load:
         taken: list[float] = []

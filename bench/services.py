@@ -1,7 +1,7 @@
 """Services to measure: a `holdfast service` with a sandbox's server of its own, and callers of it.
 
-Touches the processes that it starts and a directory of its own, where the service's database is. What was started
-is stopped; a service that does not end well fails the benchmark.
+Touches the processes that it starts and a directory of its own, where the service's database is. Started processes
+are stopped; a service that does not end well fails the benchmark.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from holdfast.service.access import agents
 from holdfast.service.store import Store
 from holdfast.session.v1 import session_pb2 as pb
 from holdfast.session.v1.session_pb2_grpc import SessionServiceStub
-from holdfast.testing.postgres import memory, postgres_programs, running_cluster
-from holdfast.testing.servers import RunningServer, running_server, server_environment
+from tests.support.postgres import memory, postgres_programs, running_cluster
+from tests.support.servers import RunningServer, running_server, server_environment
 
 #: Nothing here takes long; this only turns a hang into a failure.
 PATIENCE_SECONDS: Final = 60.0
@@ -58,7 +58,7 @@ class Place:
 def new_place() -> Iterator[Place]:
     with (
         tempfile.TemporaryDirectory(prefix="hf-bench-", dir=memory()) as directory,
-        # Profiles of whoever runs the benchmark are slow, and none of its business.
+        # Profiles in the home directory are slow, and do not belong to the measurement.
         running_server(environ={"HOME": directory}) as server,
     ):
         place = Place(directory, server)
@@ -192,7 +192,7 @@ async def grpc_caller(service: Service, token: str) -> AsyncIterator[GrpcCaller]
 
 
 class HttpCaller:
-    """Over HTTP/1.1 in JSON on a connection that stays open; without a library, whose cost would be counted."""
+    """Over HTTP/1.1 in JSON on a connection that stays open; a library would add its own cost."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:
         self._reader = reader

@@ -1,4 +1,4 @@
-"""What the shells that install from PyPI make of the same commands: `python -m bench.shells` prints the table.
+"""The same commands in other shells from PyPI: `python -m bench.shells` prints the table.
 
 It takes minutes, because they do, so it is not part of `python -m bench`. Touches the processes that it starts.
 """
@@ -36,7 +36,7 @@ from bench.live_shells import (
 )
 from bench.measure import Samples, interleave_samples, latencies
 from bench.servers import BenchmarkError
-from holdfast.testing.servers import running_server
+from tests.support.servers import running_server
 
 if TYPE_CHECKING:
     from holdfast.client.shell import Shell
@@ -65,7 +65,7 @@ class Edge(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of an edge: an answer or an error's name, and what was wrong with the command after it."""
+    """The result of an edge case: an answer or an error's name, and the error of the command after it."""
 
     answer: Answer | None
     raised: str
@@ -106,7 +106,7 @@ class Contender(msgspec.Struct, frozen=True):
 
     name: str
     open: Callable[[], Awaitable[Session]]
-    #: What its shells look for in the output to know that a command ended.
+    #: The text in the output by which its shells detect the end of a command.
     mark: str
     #: Its calls block, so shells at once need a thread each.
     blocks: bool = False
@@ -131,7 +131,7 @@ class Ours:
 class ReplWrap:
     """A shell of `pexpect.replwrap`. It has no exit codes, so each command is followed by one that prints it.
 
-    By default it waits 50 ms before each line that it sends; it can be told not to.
+    By default it waits 50 ms before each line that it sends; the wait is switched off.
     """
 
     def __init__(self, replwrap: Any, pexpect: Any, *, delays: bool) -> None:
@@ -217,7 +217,7 @@ def _versioned(distribution: str, part: str = "") -> str:
 
 
 def difference(expected: bytes, came: bytes) -> str:
-    """What is wrong with an output, in a few words; empty when nothing is."""
+    """The fault of an output in a few words; empty when there is none."""
     if came == expected:
         return ""
     if came.replace(b"\r\n", b"\n") == expected:
@@ -314,7 +314,7 @@ async def _cells(name: str, shells: int, path: str, lines: bytes) -> dict[str, s
 async def _told(cell: Awaitable[str]) -> str:
     try:
         return await cell
-    except Exception as error:  # noqa: BLE001 - whatever a peer raises is what the table is to tell
+    except Exception as error:  # noqa: BLE001 - the table shows any exception that a peer raises
         return raised(error)
 
 

@@ -2,7 +2,7 @@
 
 A kept server runs a steady mix of processes, streams, shells, terminals and connections that come, go and break;
 now and then it is killed with -9. All that comes back is compared. Memory, descriptors and threads of server,
-keeper and client are looked at every few seconds; `bench/growth.py` says what grew. Ends with 1 if anything did.
+keeper and client are sampled every few seconds; `bench/growth.py` computes the growth. Exits with 1 on growth.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import holdfast
 from bench import growth, report
 from bench.growth import Sample
 from bench.servers import BenchmarkError, kill_server, memory_bytes
-from holdfast.client.connection import Connection
+from holdfast.client.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ConnectionLost, HoldfastError, InternalError, ShellClosed
-from holdfast.testing.servers import RunningServer, running_server
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.types import Closed, Exited, OutputChunk
+from tests.support.servers import RunningServer, running_server
 
-#: What is kept on purpose must be full long before the first look that counts, or it would pass for growth.
+#: Everything retained must reach its bound long before the first sample that counts, or it would pass for growth.
 SETTINGS: Final[dict[str, object]] = {"max_exited_processes": 100, "detached_session_seconds": 5.0}
 #: Between two pieces of work of one worker: the load is to be steady, not the highest possible.
 PAUSE_SECONDS: Final = 0.05
@@ -138,7 +138,7 @@ class Soak:
         _check((await process.wait()).signal == "SIGKILL", "a killed process ended in another way")
 
     async def _shell(self) -> None:
-        # A shell does not survive its server, and says so.
+        # A shell does not survive its server, and its error reports that.
         with contextlib.suppress(ShellClosed):
             async with await self._box.shell() as shell:
                 await shell.run("count=0")
@@ -198,7 +198,7 @@ class Soak:
             return channels[-1]
 
         while True:
-            connection = Connection(dial, address=address, client_name="soak")
+            connection = ChannelConnection(dial, address=address, client_name="soak")
             try:
                 await connection.open()
             except ConnectionLost:
@@ -253,7 +253,7 @@ def _stream_digest() -> bytes:
 
 
 def _disk_bytes(directory: str) -> int:
-    """What the files below a directory really take; they come and go meanwhile."""
+    """The disk space of the files below a directory; they come and go meanwhile."""
     total = 0
     for path, _, names in os.walk(directory):
         for name in names:
@@ -268,7 +268,7 @@ async def soak(*, seconds: float, kill_seconds: float, sample_seconds: float) ->
             run = Soak(server, box, seconds=seconds, kill_seconds=kill_seconds, sample_seconds=sample_seconds)
             try:
                 await run.run()
-            # What was seen until then is worth having all the same.
+            # The samples until then are still evaluated.
             except* (BenchmarkError, HoldfastError, TimeoutError) as errors:
                 run.failures += [f"{type(error).__name__}: {error}" for error in errors.exceptions]
     return run

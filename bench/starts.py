@@ -15,8 +15,8 @@ from bench.measure import Row, Scale, Target, compare, figures, interleave, inte
 from bench.servers import BenchmarkError, spec_of, start_crowd, talking_to
 from holdfast.client.remote import RemoteExec
 from holdfast.client.sandbox import Sandbox
-from holdfast.testing.servers import running_server
 from holdfast.types import Exited
+from tests.support.servers import running_server
 
 TRUE: Final = ("/bin/true",)
 AT_ONCE: Final = 16
@@ -41,7 +41,7 @@ async def run_bare() -> float:
 
 
 async def run_streamed(api: RemoteExec) -> tuple[float, float]:
-    """Seconds until the start was answered, and until the exit was told."""
+    """Seconds until the start was answered, and until the exit event came."""
     began = perf_counter()
     _, events = await api.start_streaming(spec_of(TRUE))
     answered = perf_counter()
@@ -177,7 +177,7 @@ async def beside_a_crowd(scale: Scale) -> list[Row]:
 
 
 class _Starts:
-    """What the starts on one server took, by round."""
+    """The times of the starts on one server, by round."""
 
     def __init__(self, api: RemoteExec) -> None:
         self._api = api

@@ -16,8 +16,8 @@ from bench.measure import Row, Scale, Target, Unit, compare, figures, interleave
 from bench.servers import BLOCK, BenchmarkError, producer, read_all, size_of, spec_of, talking_to
 from holdfast.client.remote import RemoteExec
 from holdfast.client.subscription import Subscription
-from holdfast.testing.servers import running_server
 from holdfast.types import OutputChunk
+from tests.support.servers import running_server
 
 CAT: Final = ("cat",)
 LINE: Final = b"a line as somebody would type it\n"
@@ -145,7 +145,7 @@ def _bare_cat() -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def _on_different_cores(cat: subprocess.Popen[bytes]) -> Iterator[None]:
-    """What the round trip costs when it must wake another core, as one through a server always does."""
+    """The cost of the round trip when it must wake another core, as one through a server always does."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:1])
     os.sched_setaffinity(cat.pid, cores[-1:])

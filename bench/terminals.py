@@ -1,4 +1,4 @@
-"""What a terminal costs: beside a bare PTY that this program holds itself, and beside tmux where it is installed.
+"""The cost of a terminal: beside a bare PTY that this program holds itself, and beside tmux where it is installed.
 
 Touches a home directory of its own without any rc file, and the processes that it starts. All of them run the same
 bash with the same prompt.
@@ -36,9 +36,9 @@ from bench.measure import (
 )
 from bench.servers import BenchmarkError, memory_bytes
 from holdfast.client.screen.screen import Emulator, Screen, emulator
-from holdfast.testing.servers import RunningServer, running_server
-from holdfast.testing.signalling import send_signal
 from holdfast.types import OutputChunk
+from tests.support.servers import RunningServer, running_server
+from tests.support.signalling import send_signal
 
 if TYPE_CHECKING:
     from holdfast.client.sandbox import Sandbox
@@ -59,7 +59,7 @@ BATCH: Final = 20
 LINE: Final = ("0123456789" * COLS)[: COLS - 1]
 READ_BYTES: Final = 65_536
 MB: Final = 1_000_000
-#: Looks at a screen in a round.
+#: Screens drawn in a round.
 LOOKS: Final = 5
 #: More than any program here takes; it only turns a hang into a failure.
 PATIENCE_SECONDS: Final = 60.0
@@ -138,11 +138,11 @@ async def flood_of_a_terminal(scale: Scale) -> list[Row]:
 
 
 async def screen_after_a_flood(scale: Scale) -> list[Row]:
-    """The first look at a terminal that has printed 10 MB: all of it is fetched and drawn."""
+    """The first screen of a terminal that has printed 10 MB: all of it is fetched and drawn."""
     async with _contenders() as (home, _, box):
         async with _prompted(box) as terminal:
             await _run_flood(terminal, scale.screen_mb * MB)
-            # The rounds have an emulator that is loaded; what loads it is told beside them.
+            # The rounds have an emulator that is loaded; the time to load it is printed beside them.
             loading = await _look(box, terminal, _shows_flood)
             row = await _screen_row(scale, box, terminal, "terminal-screen", "lines", _shows_flood, 100.0)
             note = f"{row.note}, the first in a program {loading * 1000:.0f} ms"
@@ -160,7 +160,7 @@ async def screen_after_a_flood(scale: Scale) -> list[Row]:
 
 
 async def memory_of_a_terminal(scale: Scale) -> list[Row]:
-    """What each of many terminals, that all show their prompt, adds to the server."""
+    """The memory that each of many terminals, all at their prompt, adds to the server."""
     count = scale.crowd // 10
     added = [await _added_by_terminals(count) for _ in range(scale.server_rounds)]
     return [
@@ -235,7 +235,7 @@ def _check_flood(came: int, size: int) -> None:
 
 
 async def _run_flood(terminal: Terminal, size: int) -> float:
-    """Seconds until its end is known here. What it printed stays where it is."""
+    """Seconds until the client has its end. The output is not read."""
     began = perf_counter()
     result = await terminal.run(_flood(size), PATIENCE_SECONDS, max_bytes=1)
     took = perf_counter() - began
@@ -444,7 +444,7 @@ class BarePty:
 
     @contextlib.contextmanager
     def on_another_core(self) -> Iterator[None]:
-        """What it costs when each round trip must wake another core, as one through a server always does."""
+        """The cost when each round trip must wake another core, as one through a server always does."""
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores[:1])
         os.sched_setaffinity(self.pid, cores[-1:])
@@ -456,7 +456,7 @@ class BarePty:
 
 
 class Tmux:
-    """A tmux server with one window, told what to do by commands, as harnesses do it."""
+    """A tmux server with one window, driven by commands as in other harnesses."""
 
     def __init__(self, home: str) -> None:
         self._tmux = ("tmux", "-S", os.path.join(home, "tmux.sock"), "-f", "/dev/null")
@@ -477,7 +477,7 @@ class Tmux:
         return done.stdout
 
     def run(self, command: str) -> None:
-        """Until the shell says that it has run, and the prompt is back on the screen."""
+        """Wait until the shell has run it and the prompt is back on the screen."""
         self._type_and_wait(command)
         while self._last_line() != PROMPT.decode().strip():
             pass

@@ -94,7 +94,7 @@ def _fuzz(name: str, seconds: int, crashes: Path) -> Outcome:
 
 
 def _failure(printed: str) -> str:
-    """The traceback, if there is one; else the end of what libFuzzer had to say."""
+    """The traceback, if there is one; else the last lines of libFuzzer's output."""
     _, found, rest = printed.partition("=== Uncaught Python exception: ===")
     return rest.partition("\n==")[0].strip() if found else printed[-2_000:]
 

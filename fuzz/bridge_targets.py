@@ -1,4 +1,4 @@
-"""What must hold of the bridge's parsers: requests of every dialect, streams of events, HTTP from inside a sandbox.
+"""Properties of the bridge's parsers: requests of every dialect, streams of events, HTTP from inside a sandbox.
 
 Targets as in `targets`. The proxy's connection runs on an event loop, with a transport that is only memory.
 """
@@ -12,12 +12,19 @@ import h11
 import msgspec
 
 from fuzz.target import Target, cut_at, places_of, target
-from holdfast.bridge.dialects import DIALECTS, as_checked, asked_of, asked_tokens, embeddings, route_of
+from holdfast.bridge.dialects import (
+    DIALECTS,
+    canonical_request,
+    embeddings,
+    model_and_stream,
+    requested_tokens,
+    route_of,
+)
 from holdfast.bridge.dialects.fields import checked_body
-from holdfast.bridge.normal import ModelReply
 from holdfast.bridge.sse import ServerSentEvent, SseReader, sse
+from holdfast.bridge.types import ModelReply
 from holdfast.errors import InvalidParams
-from holdfast.proxies.model.http_connection import HttpConnection, Shared
+from holdfast.proxies.model.http_connection import HttpConnection, ProxyState
 from holdfast.wire.http_messages import HttpRequest
 
 PATHS: Final = (
@@ -55,18 +62,18 @@ def _read(request: HttpRequest) -> bool:
     dialect = DIALECTS[route.dialect]
     try:
         body = checked_body(request)
-        asked_of(body, request, route)
-        sent = as_checked(request, body)
-        if as_checked(sent, checked_body(sent)) != sent:
+        model_and_stream(body, request, route)
+        sent = canonical_request(request, body)
+        if canonical_request(sent, checked_body(sent)) != sent:
             raise AssertionError("a body that was checked and written again reads differently")
-        asked_tokens(sent, body, route)
+        requested_tokens(sent, body, route)
         if route.operation == "embeddings":
             embeddings.parse(request)
             return True
         parsed = dialect.parse(request)
     except InvalidParams:
         return False
-    # What could be read can be answered, with the settings that the answer repeats.
+    # A request that was read can be answered, with the settings that the answer repeats.
     dialect.render(ModelReply(), parsed)
     stream = dialect.stream(parsed)
     stream.begin()
@@ -145,7 +152,7 @@ class _Transport(asyncio.Transport):
         self.closing = True
 
     def pause_reading(self) -> None:
-        """It is asked to send no more, and may have sent it already."""
+        """The client was asked to stop sending, and may have sent the rest already."""
 
     def resume_reading(self) -> None:
         """The same."""
@@ -172,7 +179,7 @@ async def _talk(pieces: list[bytes]) -> list[HttpRequest]:
         connection.respond(200, b"{}")
 
     transport = _Transport()
-    shared = Shared(answer, max_connections=1, max_body_bytes=_BODY_LIMIT)
+    shared = ProxyState(answer, max_connections=1, max_body_bytes=_BODY_LIMIT)
     connection = HttpConnection(shared)
     connection.connection_made(transport)
     for piece in pieces:

@@ -1,7 +1,7 @@
-"""What must hold of parsers of untrusted input: policies, requests of the service, proxies, names, screens.
+"""Properties of parsers of untrusted input: policies, requests of the service, proxies, names, screens.
 
-Targets as in `targets`. The service's requests go through the real HTTP application with a handler whose sessions
-are a stand-in; nothing listens and nothing is started.
+Targets as in `targets`. The service's requests go through the real HTTP application with a handler over fake
+sessions; nothing listens and nothing is started.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import AsyncIterator
 from typing import Any, Final
-from unicodedata import east_asian_width
+from unicodedata import combining, east_asian_width
 from urllib.parse import parse_qsl
 
 import h11
@@ -23,14 +23,14 @@ from fuzz.target import Target, cut_at, places_of, target
 from holdfast.client.files.local_tree import check_name, stays_inside
 from holdfast.client.screen.pyte import PyteEmulator
 from holdfast.errors import FileError, Forbidden, HoldfastError, InvalidParams
-from holdfast.proxies.egress.proxy import MAX_HEAD_BYTES, Refused, wanted
-from holdfast.proxies.egress.rules import DEFAULT_PORTS, Pattern, Rules, normal, parse_pattern
-from holdfast.runtime.shell.dialect import is_whole, parse_answer
-from holdfast.sandboxes.addresses import SCHEMES, place_at
+from holdfast.proxies.egress.proxy import MAX_HEAD_BYTES, RequestRefused, requested_host
+from holdfast.proxies.egress.rules import DEFAULT_PORTS, EgressRules, HostPattern, normal, parse_pattern
+from holdfast.runtime.shell.dialect import is_complete, parse_answer
 from holdfast.sandboxes.kubernetes import read_status
+from holdfast.sandboxes.registry import KINDS, target_at
 from holdfast.server.sandbox_policy import read_policy
 from holdfast.service.access.admission import Admission
-from holdfast.service.access.rates import Rates, RateSettings
+from holdfast.service.access.rates import Rates
 from holdfast.service.access.tokens import Access, hash_token
 from holdfast.service.audit.redaction import Redactor
 from holdfast.service.clock import SystemClock
@@ -40,6 +40,7 @@ from holdfast.service.fronts.http import HttpSettings, _Guard, no_such_method
 from holdfast.service.fronts.web_guard import rebindable
 from holdfast.service.positions import Position, read_token, write_token
 from holdfast.service.problems import BadToken, NotFound
+from holdfast.service.settings import ServiceSettings
 from holdfast.service.types import Role
 from holdfast.sizes import parse_size
 from holdfast.wire.codec import Codec
@@ -140,7 +141,7 @@ def egress_head(data: bytes) -> None:
     assert 0 < port < 65536
     assert b"\r" not in path
     assert b"\n" not in path
-    allowed = not Rules(["a.example"]).refuses_name(host, port)
+    allowed = not EgressRules(["a.example"]).refuses_name(host, port)
     assert allowed == (host.strip("[]").rstrip(".").lower() == "a.example" and port in DEFAULT_PORTS)
 
 
@@ -152,8 +153,8 @@ def _head(pieces: list[bytes]) -> tuple[str, int, bytes] | None:
             if piece and event is h11.NEED_DATA:
                 inside.receive_data(piece)
                 event = inside.next_event()
-        return wanted(event) if isinstance(event, h11.Request) else None
-    except (h11.RemoteProtocolError, Refused):
+        return requested_host(event) if isinstance(event, h11.Request) else None
+    except (h11.RemoteProtocolError, RequestRefused):
         return None
 
 
@@ -168,7 +169,7 @@ def egress_patterns(data: bytes) -> None:
     except InvalidParams:
         return
     assert pattern.ports is None or all(0 < port < 65536 for port in pattern.ports)
-    rules = Rules([text])
+    rules = EgressRules([text])
     host = f"x.{pattern.host}" if pattern.below else pattern.host
     port = pattern.ports[0] if pattern.ports else 1
     assert not rules.refuses_name(host, port) or not _is_name(pattern)
@@ -177,8 +178,8 @@ def egress_patterns(data: bytes) -> None:
         assert bool(refused) == (pattern.below or normal(pattern.host) != "127.0.0.1")
 
 
-def _is_name(pattern: Pattern) -> bool:
-    """Whether a request could ask for it: a pattern such as `a]` names nothing."""
+def _is_name(pattern: HostPattern) -> bool:
+    """Whether a request could name the host of this pattern: a pattern such as `a]` names nothing."""
     return normal(pattern.host) == pattern.host
 
 
@@ -285,13 +286,13 @@ def service_requests(data: bytes) -> None:
         headers.append((b"connect-protocol-version", data[4:6]))
     status, reply = asyncio.run(_post(method.path, headers, data[4:]))
     assert 200 <= status < 500 or status == 501, (status, reply)
-    # Connect itself answers so where an envelope says that it is compressed and no header says how.
+    # Connect itself answers so where an envelope is marked as compressed and no header names the compression.
     assert b'"internal"' not in reply.replace(b'"internal", "message": "protocol error', b""), reply
 
 
 async def _post(path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> tuple[int, bytes]:
     clock = SystemClock()
-    admission = Admission(Access(_Agents(), clock), Rates(RateSettings(), clock))
+    admission = Admission(Access(_Agents(), clock), Rates(ServiceSettings(), clock))
     settings = HttpSettings(max_request_bytes=64 * 1024)
     handler = Handler(_NoSessions())
     app = _Guard(connect_application(handler, admission, settings.max_request_bytes), settings)
@@ -373,8 +374,8 @@ def redaction(data: bytes) -> None:
     b"\0010:hB:7:130:last\0/cwd\0/old\0\n", b"0::::\0/\0/\0\n", b"trap -- 'x' EXIT\n\0000:::0:\0/\0/\0\n", b"\n"
 )
 def shell_answers(data: bytes) -> None:
-    """What code in a shell writes to its control socket is an answer or refused by ValueError."""
-    is_whole(data)
+    """Bytes that code in a shell writes to its control socket are an answer or refused by ValueError."""
+    is_complete(data)
     try:
         answer = parse_answer(data)
     except ValueError:
@@ -446,10 +447,11 @@ def pod_status(data: bytes) -> None:
 def sandbox_addresses(data: bytes) -> None:
     """An address is a place or refused by an error of ours; no option beyond the listed ones gets in."""
     address = data.decode(errors="replace")
-    if address.partition(":")[0] not in SCHEMES:
+    kind = KINDS.get(address.partition(":")[0])
+    if kind is None or not kind.target:
         return
     try:
-        place_at(address)
+        target_at(address)
     except HoldfastError:
         return
     given = {name for name, _ in parse_qsl(address.partition("?")[2], keep_blank_values=True)}
@@ -488,7 +490,7 @@ def sizes(data: bytes) -> None:
     b"\x01\x03\x1b[" + b"9" * 300 + b"@\x1b(0lqk\x1b(B\x1b#8\x1bc\x1b[!p",
 )
 def screen(data: bytes) -> None:
-    """Output of any kind draws a screen of its size; its own `restore` draws it again if no character is wide."""
+    """Output of any kind draws a screen of its size; `restore` draws it again if every character takes one cell."""
     places, stream = places_of(data)
     rows, cols = 5, 12
     emulator = PyteEmulator(rows, cols)
@@ -501,6 +503,6 @@ def screen(data: bytes) -> None:
     again = PyteEmulator(rows, cols)
     again.feed(emulator.restore())
     assert len(again.screen().lines) == rows
-    # pyte lets an insertion or a deletion cut a wide character in half, and half of one cannot be drawn.
-    if not any(east_asian_width(each) in "WF" for line in shown.lines for each in line):
+    # pyte keeps half of a wide character that an erasure cuts, and wraps before a combining character at the edge.
+    if not any(east_asian_width(each) in "WF" or combining(each) for line in shown.lines for each in line):
         assert again.screen().lines == shown.lines

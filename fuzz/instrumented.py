@@ -13,7 +13,7 @@ from typing import Any
 #: By name, so that type checks do not want it: it is not installed for them.
 atheris: Any = importlib.import_module("atheris")
 
-# What is imported here is rewritten to tell which of its branches are taken.
+# Modules imported here are instrumented: they record their branches.
 with atheris.instrument_imports(include=["holdfast"]):
     from fuzz.targets import targets
 

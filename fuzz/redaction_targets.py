@@ -1,4 +1,4 @@
-"""What must hold of the bridge's redaction: no piece of a stream brings the key, however it is written and cut."""
+"""Properties of the bridge's redaction: no piece of a stream contains the key, however it is written and cut."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def targets() -> dict[str, Target]:
     b"\x02\x04\x08key sk-of***4= here",
 )
 def redacted_stream(data: bytes) -> None:
-    """Neither the key nor its escaped form passes, and a second look at the whole finds nothing more."""
+    """Neither the key nor its escaped form passes, and a second redaction of the whole finds nothing more."""
     places, body = places_of(data)
     stream = RedactedStream(_REDACTION)
     passed = b"".join([*map(stream.feed, cut_at(body, places)), stream.end()])

@@ -394,7 +394,7 @@ class TextMaker:
         self._ends |= {"command": ":", "list": ":", "compound": ":", "function": ":"}
 
     def text(self) -> str:
-        # What evaluates, alone: a short text is allowed more often than a long one.
+        # Evaluations alone: a short text is allowed more often than a long one.
         begin = self._random.choice(("list", "list", "evaluating", "assignment"))
         lines = [self._made(begin, 0) for _ in range(self._random.choice((1, 1, 1, 2, 3)))]
         made = "\n".join(lines)

@@ -65,13 +65,13 @@ PROFILE: Final = Profile(name="fuzz", commands=Commands(default="deny", rules=(C
 SHELLS: Final = ("bash", "dash")
 #: Programs beside `canary` that a text may find.
 _WRAPPERS: Final = ("env", "nice", "xargs", "find", "cat", "bash", "sh", "dash", "setarch", "timeout")
-#: What a session may hold before a text comes: each runs the canary if it is evaluated.
+#: State of a session before a text comes: each entry runs the canary if it is evaluated.
 _STATE: Final = r"""
 D=\$ E='a[$(canary)]' F='a[`canary`]' N=E V=-v M='-v a[$(canary)]' C=canary S='$(canary)' X='x=1 PATH=/' O=-p
 i='a[$(canary)]' j='b[$(canary)]' L='(canary)' K='([$(canary)]=1)' P='PATH' Q="a[\$(canary)] "
 set -- -v 'a[$(canary)]' 'x[`canary`]'
 """
-#: Texts in one run of a shell: enough that its start does not count, few enough to look for a hit again one by one.
+#: Texts in one run of a shell: enough that its start does not count, few enough to repeat one by one after a hit.
 _BATCH: Final = 250
 #: A text takes a few milliseconds. One that waits for ever is ended after so long, and the next ones go on.
 _STALL_SECONDS: Final = 5.0
@@ -141,7 +141,7 @@ class Ground:
             with open(os.pidfd_open(process.pid), "rb") as exit_of_shell:
                 while not ended and begun != (begun := self._begun.stat().st_size):
                     ended = bool(select.select([exit_of_shell], [], [], _STALL_SECONDS)[0])
-            # What a text left in the background, and one that does not end. The shell is reaped later, so that its
+            # Background children of a text, and a text that does not end. The shell is reaped later, so that its
             # group is still its own.
             signal_child_group(process.pid, signal.SIGKILL)
         return len(texts) - 1 if ended else int(self._begun.read_text().split()[-1])

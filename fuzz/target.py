@@ -1,4 +1,4 @@
-"""What a fuzz target is: a function of bytes with a name and seeds; and how it may cut a stream. Pure."""
+"""A fuzz target: a function of bytes with a name and seeds; and how it may cut a stream. Pure."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def cut_at(data: bytes, places: bytes) -> list[bytes]:
 
 
 def places_of(data: bytes) -> tuple[bytes, bytes]:
-    """Where to cut, and what: the first byte says how many of the next ones are places."""
+    """Split the input into the lengths of pieces and the stream: the first byte counts the lengths."""
     count = data[0] % 16 if data else 0
     return data[1 : 1 + count], data[1 + count :]

@@ -1,4 +1,4 @@
-"""What must hold of each parser, whatever bytes it is given: one function a parser, which raises if it does not.
+"""Properties of each parser for any bytes: one function a parser, which raises if the property does not hold.
 
 A target returns for input that is refused in the promised way. Its seeds are made here, by the code that writes
 what the parser reads, so that they cannot grow old. Touches nothing but memory.
@@ -19,15 +19,16 @@ from fuzz.target import Target, cut_at, places_of, target
 from holdfast.client.screen.asciicast import CastEvent, read_cast, resize_event, write_cast
 from holdfast.config import parse_settings
 from holdfast.errors import HoldfastError, InvalidParams, InvalidRequest, ParseError, SandboxError
-from holdfast.runtime.durability import records as r, shell_records as s
+from holdfast.runtime.durability import records as r
 from holdfast.runtime.durability.keeper import read_packet
-from holdfast.runtime.durability.replay import Memory
+from holdfast.runtime.durability.replay import Replay
 from holdfast.runtime.output.journal import Journal
 from holdfast.runtime.process.environment import apply_policy
 from holdfast.runtime.terminal.input_wait import fd_set_members, polled_for_input
 from holdfast.runtime.terminal.keys import encode_keys, key_names
-from holdfast.runtime.terminal.mark_filter import MARK_BYTES, Mark, MarkFilter
+from holdfast.runtime.terminal.mark_filter import MARK_BYTES, MarkFilter, PromptMark
 from holdfast.runtime.tree.process_table import mark_in_environment, mark_in_limits, stat_fields
+from holdfast.server.client_session_records import ClientSessionReplay, SessionOpened, SessionStarted
 from holdfast.service.policy.command_line import read_command_line
 from holdfast.service.policy.engine import decide_command
 from holdfast.service.policy.profiles import CommandRule, Commands, Profile
@@ -38,7 +39,7 @@ from holdfast.wire.codec import Codec
 from holdfast.wire.framing import LENGTH_BYTES, FrameReader, Oversized, frame_length, frame_line
 from holdfast.wire.messages import Empty, Encoding, ReadParams, WriteParams
 from holdfast.wire.methods import PING, methods, notifications
-from holdfast.wire.peer import Peer, Request
+from holdfast.wire.peer import IncomingRequest, Peer
 
 
 def targets() -> dict[str, Target]:
@@ -128,7 +129,7 @@ def _messages_of(data: bytes, encoding: Encoding) -> None:
             assert isinstance(reply, Empty | HoldfastError)
         return
     rows: dict[str, Any] = {**methods(), **notifications()}
-    # A method that nobody knows is tried as each of them: its body may fit one.
+    # The body of an unknown method is tried as the body of each method.
     chosen = [rows[message.method]] if message.method in rows else rows.values()
     for row in chosen:
         try:
@@ -138,7 +139,7 @@ def _messages_of(data: bytes, encoding: Encoding) -> None:
             continue
         sent = peer.codec.request(1, row.name, params)
         again = Peer(Codec(encoding)).receive(sent)
-        assert isinstance(again, Request)
+        assert isinstance(again, IncomingRequest)
         read = peer.codec.decode_body(again.params, row.params, "params")
         # As bytes: a NaN is not equal to itself.
         assert peer.codec.request(1, row.name, read) == sent
@@ -150,84 +151,86 @@ def _messages_of(data: bytes, encoding: Encoding) -> None:
 def _ledger_seeds() -> Iterator[bytes]:
     journal = Journal(10)
     journal.add_output(0, 100_000)
-    records: list[r.AnyRecord] = [
+    records: list[r.LedgerRecord] = [
         r.TerminalOpening(TerminalSpec("p"), ("bash",), "bash", "nonce", "/spool/t"),
-        r.Begun(1, ProcessSpec("p", ("true",)), 7, b"/", False),
-        r.Started(1, 42, 1.5),
-        r.Taken(1, 1, 0, 5, 2.5),
-        r.Printed(1, 0, 0, 5),
-        r.Happened(1, 3, 1.0, "prompt", "IDLE", b"", None, "$ ", None, ""),
+        r.ProcessBegun(1, ProcessSpec("p", ("true",)), 7, b"/", False),
+        r.ProcessStarted(1, 42, 1.5),
+        r.TerminalOutputStored(1, 1, 0, 5, 2.5),
+        r.OutputPrinted(1, 0, 0, 5),
+        r.TerminalEventRecord(1, 3, 1.0, "prompt", "IDLE", b"", None, "$ ", None, ""),
         r.EventsDropped(1, 3, 9),
-        r.Written(1, "w", 3),
-        r.Lost(1, 0, 1, 3),
-        r.Signalled(1, "s"),
-        r.Resized(1, 5, 6),
-        r.Journalled(1, journal.state()),
+        r.InputAccepted(1, "w", 3),
+        r.OutputLost(1, 0, 1, 3),
+        r.SignalSent(1, "s"),
+        r.TerminalResized(1, 5, 6),
+        r.JournalCheckpoint(1, journal.state()),
         r.InputClosed(1),
-        r.Ended(1, 1, None, 4.5),
-        r.Closed(1, 5.5),
-        r.SessionOpened("s", "client"),
-        r.SessionStarted("s", "p", True),
+        r.JobEnded(1, 1, None, 4.5),
+        r.JobClosed(1, 5.5),
+        SessionOpened("s", "client"),
+        SessionStarted("s", "p", True),
         r.RunTyped("p", "r", "true", 3, 1, 1.5, None, 100),
-        s.ShellOpening(2, ShellSpec("sh"), "/bin/sh", "/bin/sh", "/spool/s1", 1.5),
-        s.CommandQueued(3, 2, CommandSpec("c", "true")),
-        s.CommandBegan(3, 2, None, 10, 2.5, 0, 9, 1, False),
-        r.Printed(3, 0, 0, 5),
-        s.AnswerPart(2, b"0 "),
-        s.CommandStopping(3, True),
-        s.ShellClosing(2, False, 5.0),
-        s.ShellGone(2),
-        r.Forgotten(1),
+        r.ShellOpening(2, ShellSpec("sh"), "/bin/sh", "/bin/sh", "/spool/s1", 1.5),
+        r.CommandQueued(3, 2, CommandSpec("c", "true")),
+        r.CommandBegan(3, 2, None, 10, 2.5, 0, 9, 1, False),
+        r.OutputPrinted(3, 0, 0, 5),
+        r.AnswerPart(2, b"0 "),
+        r.CommandStopping(3, True),
+        r.ShellClosing(2, False, 5.0),
+        r.ShellGone(2),
+        r.JobForgotten(1),
     ]
     for end in range(1, len(records) + 1):
         yield r.encode_records(records[:end])
     yield r.encode_records(records[:10])[:-3]
-    wrong: list[r.AnyRecord] = [
-        r.Printed(1, 0, 0, -1),
-        r.Printed(1, 9, 0, 1),
-        r.Printed(1, -1, -9, 1),
-        r.Printed(1, 0, 0, 1 << 62),
-        r.Journalled(1, (1, b"", b"", b"", b"", 0)),
-        r.Journalled(1, (-9, b"\x00", b"\x00" * 7, b"", b"", 0)),
-        r.Journalled(1, (1, b"\x09", b"\x00" * 32, b"\x00", b"", 9)),
+    wrong: list[r.LedgerRecord] = [
+        r.OutputPrinted(1, 0, 0, -1),
+        r.OutputPrinted(1, 9, 0, 1),
+        r.OutputPrinted(1, -1, -9, 1),
+        r.OutputPrinted(1, 0, 0, 1 << 62),
+        r.JournalCheckpoint(1, (1, b"", b"", b"", b"", 0)),
+        r.JournalCheckpoint(1, (-9, b"\x00", b"\x00" * 7, b"", b"", 0)),
+        r.JournalCheckpoint(1, (1, b"\x09", b"\x00" * 32, b"\x00", b"", 9)),
     ]
     for each in wrong:
-        yield r.encode_records([*records[1:3], each, r.Printed(1, 0, 0, 7), r.Ended(1, 1, None, 4.5)])
+        yield r.encode_records([*records[1:3], each, r.OutputPrinted(1, 0, 0, 7), r.JobEnded(1, 1, None, 4.5)])
 
 
 @target(*_ledger_seeds())
 def ledger(data: bytes) -> None:
     """A ledger is understood or refused as damaged; a cut end is passed over; compaction changes nothing."""
     try:
-        records = list(r.decode_records(data))
-        if any(isinstance(record, r.Printed) and _SLOW_BYTES < record.end < 1 << 41 for record in records):
+        records = list(_decode(data))
+        if any(isinstance(record, r.OutputPrinted) and _SLOW_BYTES < record.end < 1 << 41 for record in records):
             return
         memory = _replayed(records)
     except SandboxError:
         return
     compacted = list(memory.records())
-    again = list(r.decode_records(r.encode_records(compacted)))
+    again = list(_decode(r.encode_records(compacted)))
     assert again == compacted or _has_nan(compacted)
     assert r.encode_records(_replayed(again).records()) == r.encode_records(compacted)
     torn = r.encode_records(records)
-    assert list(map(repr, r.decode_records(torn + (1 << 20).to_bytes(4, "little") + b"torn"))) == list(
-        map(repr, records)
-    )
+    assert list(map(repr, _decode(torn + (1 << 20).to_bytes(4, "little") + b"torn"))) == list(map(repr, records))
     for cut in (1, 3, 5):
-        assert len(list(r.decode_records(torn[:-cut]))) == max(0, len(records) - 1)
+        assert len(list(_decode(torn[:-cut]))) == max(0, len(records) - 1)
 
 
 #: That much output is millions of chunks: right, and too slow for an input.
 _SLOW_BYTES: Final = 1 << 32
 
 
-def _replayed(records: list[r.AnyRecord]) -> Memory:
-    memory = Memory(max_chunks=16, max_events=4)
-    memory.replay(records)
+def _decode(data: bytes) -> Iterator[r.LedgerRecord]:
+    return r.decode_records(data, ClientSessionReplay.KINDS)
+
+
+def _replayed(records: list[r.LedgerRecord]) -> Replay:
+    memory = Replay(max_chunks=16, max_events=4, extension=ClientSessionReplay)
+    memory.apply(records)
     return memory
 
 
-def _has_nan(records: list[r.AnyRecord]) -> bool:
+def _has_nan(records: list[r.LedgerRecord]) -> bool:
     return any("nan" in repr(record) for record in records)
 
 
@@ -235,7 +238,7 @@ def _has_nan(records: list[r.AnyRecord]) -> bool:
     b'\x00["KEEP", "k", ""]', b'\x05["LEAD", [1, 2]]', b'\x00["UP"]', b"\x00[]", b"\x00[1]", b"\x00{}", b"\x0b7"
 )
 def keeper_packet(data: bytes) -> None:
-    """What the server says, whole or cut, is a verb with arguments or refused by ValueError: the keeper lives on.
+    """Bytes from the server, whole or cut, are a verb with arguments or refused by ValueError: the keeper lives on.
 
     Only the server can write to that socket, and it writes what `marshal` makes: other bytes do not come.
     """
@@ -277,12 +280,12 @@ def marks(data: bytes) -> None:
     assert len(whole[0]) <= len(stream)
 
 
-def _filtered(pieces: list[bytes]) -> tuple[bytes, list[Mark]]:
+def _filtered(pieces: list[bytes]) -> tuple[bytes, list[PromptMark]]:
     filter = MarkFilter(_NONCE)
     clean, found = b"", []
     for piece in pieces:
         data, new = filter.feed(piece)
-        found += [Mark(each.letter, each.argument, each.position + len(clean)) for each in new]
+        found += [PromptMark(each.letter, each.argument, each.position + len(clean)) for each in new]
         clean += data
         assert len(filter.held) <= MARK_BYTES
     return clean + filter.release(), found
@@ -323,7 +326,7 @@ def asciicast(data: bytes) -> None:
     header = recording.header
     written = "".join(write_cast(events, width=header.width, height=header.height))
     again = read_cast(io.StringIO(written, newline="\n"))
-    # An event of input or output without text says nothing, and is not written.
+    # An event of input or output without text is not written.
     said = [event for event in events if event.data or event.code not in ("o", "i")]
     assert [(event.code, event.data) for event in again.events] == [(event.code, event.data) for event in said]
 
@@ -361,14 +364,14 @@ def process_stat(data: bytes) -> None:
     b"Limit Soft Hard Units\nMax realtime timeout      4611686018427387911  unlimited  us\n",
 )
 def process_marks(data: bytes) -> None:
-    """Whatever a program puts into its environment, and whatever its limits look like, there is a mark or none."""
+    """For any environment and any limits of a program there is a mark or none."""
     for mark in (mark_in_environment(data), mark_in_limits(data)):
         assert mark is None or 0 <= mark < 1 << 64
 
 
 @target(b"\x03\x00\x00\x00\x01\x00\x00\x00" + b"\xff\xff\xff\xff\x01\x00\x00\x00", b"\x00\x80" * 9)
 def memory_of_a_waiting_task(data: bytes) -> None:
-    """What a task waits for stands in its own memory, which holds what the program put there."""
+    """The object that a task waits for is in the task's own memory, which the program can write."""
     assert all(fd >= 0 for fd in polled_for_input(data))
     assert all(0 <= fd < 1024 for fd in fd_set_members(data, 1024))
 

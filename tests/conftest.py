@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support.order import rank, unit_of_work
-from support.parts import add_node_to_path, skip_table
+from tests.support.order import rank, unit_of_work
+from tests.support.parts import add_node_to_path, skip_table
 
 if TYPE_CHECKING:
     from holdfast.runtime.local import LocalExec
@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def keep_bytecode() -> None:
-    """Let Python write bytecode, whatever the environment says: tests start thousands of interpreters.
+    """Let Python write bytecode, whatever the environment contains: tests start thousands of interpreters.
 
     Without bytecode each server compiles the package, which takes three times as long as the rest of its start, and
     each worker rewrites the assertions of every test module.
@@ -54,7 +54,7 @@ def keep_bytecode() -> None:
 
 
 def leave_home(config: pytest.Config) -> None:
-    """Give login shells an empty home: a profile of the person who runs the tests may be slow, or hang.
+    """Give login shells an empty home: a profile of the user that runs the tests may be slow, or hang.
 
     A version manager in a profile may wait for a lock, which a login shell that a test killed has left.
     """
@@ -80,7 +80,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 
 def pytest_collection_finish() -> None:
-    # Thousands of tests stay until the end: a look for garbage takes half a second if it goes through them all.
+    # Thousands of tests stay until the end: a garbage collection that visits all of them takes half a second.
     gc.collect()
     gc.freeze()
 
@@ -99,7 +99,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _passable_directories(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Tests start programs as other users, who must get through to what a test has opened to them."""
+    """Tests start programs as other users, which must reach the files that a test has opened to them."""
     base = tmp_path_factory.getbasetemp()
     for place in (base, *base.parents):
         if place == Path(tempfile.gettempdir()):

@@ -1,14 +1,14 @@
-"""Holdfast: commands and shells for AI-agent sandboxes, and none of them is ever lost.
+"""Holdfast: commands, shells and terminals for AI-agent sandboxes that survive lost connections and crashes.
 
-Names are imported when they are first used: the stateless `holdfast exec` must start in tens of milliseconds, and
-the in-sandbox part must not import the client.
+Names are imported on first use: the stateless `holdfast exec` must start in tens of milliseconds, and the part that
+runs in a sandbox must not import the client.
 """
 
 from __future__ import annotations
 
 __version__ = "0.1.0"
 
-# Not imported from `typing`: that alone would take a tenth of the time of a stateless call.
+# Not imported from `typing`, whose import would take a tenth of the time of a stateless call.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         TimeoutError as TimeoutError,
         TransportError as TransportError,
     )
-    from holdfast.sandboxes.command import CommandSandbox as CommandSandbox
+    from holdfast.sandboxes.target import CommandSandbox as CommandSandbox
     from holdfast.service.shim.bash_executor import BashExecutor as BashExecutor
     from holdfast.service.shim.one_shot import ExecutionResult as ExecutionResult
     from holdfast.types import (
@@ -70,11 +70,13 @@ if TYPE_CHECKING:
         OutputGap as OutputGap,
         ProcessInfo as ProcessInfo,
         ProcessSpec as ProcessSpec,
+        ShellStates as ShellStates,
         ShellStatus as ShellStatus,
         Snapshot as Snapshot,
         TerminalEvent as TerminalEvent,
         TerminalRead as TerminalRead,
         TerminalSize as TerminalSize,
+        TerminalStates as TerminalStates,
         TerminalStatus as TerminalStatus,
     )
 
@@ -129,14 +131,16 @@ _HOMES = {
         "OutputGap",
         "ProcessInfo",
         "ProcessSpec",
+        "ShellStates",
         "ShellStatus",
         "Snapshot",
         "TerminalEvent",
         "TerminalRead",
         "TerminalSize",
+        "TerminalStates",
         "TerminalStatus",
     ),
-    "holdfast.sandboxes.command": ("CommandSandbox",),
+    "holdfast.sandboxes.target": ("CommandSandbox",),
     "holdfast.service.shim.bash_executor": ("BashExecutor",),
     "holdfast.service.shim.one_shot": ("ExecutionResult",),
 }

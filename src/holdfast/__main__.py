@@ -1,18 +1,19 @@
 """The `holdfast` command: finds the verb and loads its module alone.
 
-`exec`, `connect`, `serve`, `call`, `model_proxy` and `egress` run inside sandboxes and start with the standard
-library. `run`, `ps`, `logs`, `wait` and `kill` try `quick` first; typer and rich are loaded only for the rest.
+Plain verbs run inside sandboxes and start with the standard library. Quick verbs try `process.quick` first; typer
+and rich are loaded only for the rest.
 """
 
 from __future__ import annotations
 
 import sys
 
+from holdfast.cli import VERBS
 from holdfast.launch import self_exec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,35 +23,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _open_standard_descriptors()
     self_exec.restore_environment()
     verb = argv[0] if argv else ""
-    if verb == "exec":
-        from holdfast.cli.verbs.server import exec as exec_verb
+    if verb in VERBS and VERBS[verb].plain:
+        module = __import__(f"holdfast.cli.verbs.{VERBS[verb].module}", fromlist=["main"])
+        if argv[1:2] in (["-h"], ["--help"]) and hasattr(module, "USAGE"):
+            sys.stdout.write(module.USAGE)
+            return 0
+        return _run_plain(verb, lambda: int(module.main(argv[1:])))
+    return _run_typed(verb, argv[1:])
 
-        return exec_verb.main(argv[1:])
-    if verb == "connect":
-        from holdfast.cli.verbs.server import connect as connect_verb
 
-        return connect_verb.main(argv[1:])
-    if verb == "serve":
-        from holdfast.cli.verbs.server import serve as serve_verb
+def _run_plain(verb: str, work: Callable[[], int]) -> int:
+    """Run a verb without typer; an error is one line on stderr and exit code 2."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        # Imported on failure only, because every call would pay for it.
+        from holdfast.cli.support.text import fail
+        from holdfast.errors import HoldfastError
 
-        return serve_verb.main(argv[1:])
-    if verb == "call":
-        from holdfast.cli.verbs.inside import call as call_verb
-
-        return call_verb.main(argv[1:])
-    if verb == "model_proxy":
-        from holdfast.cli.verbs.inside import model_proxy as model_proxy_verb
-
-        return model_proxy_verb.main(argv[1:])
-    if verb == "egress":
-        from holdfast.cli.verbs.inside import egress as egress_verb
-
-        return egress_verb.main(argv[1:])
-    return _for_people(verb, argv[1:])
+        if not isinstance(error, OSError | HoldfastError):
+            raise
+        return fail(f"{verb}: {error}")
 
 
 def _open_standard_descriptors() -> None:
-    """Somebody started us with 0, 1 or 2 closed: the next file or socket would get that number and our output."""
+    """Open closed descriptors among 0, 1 and 2: a later file or socket would get that number and our output."""
     import os
 
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -61,15 +60,14 @@ def _open_standard_descriptors() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
-def _for_people(verb: str, rest: list[str]) -> int:
+def _run_typed(verb: str, rest: list[str]) -> int:
     from holdfast import __version__
-    from holdfast.cli import QUICK_VERBS, VERBS
 
     if verb in ("-V", "--version"):
         sys.stdout.write(f"holdfast {__version__}\n")
         return 0
     if verb in ("", "-h", "--help", "help"):
-        (sys.stdout if verb else sys.stderr).write(_help(VERBS))
+        (sys.stdout if verb else sys.stderr).write(_help())
         return 0 if verb else 2
     if verb not in VERBS:
         from difflib import get_close_matches
@@ -78,16 +76,16 @@ def _for_people(verb: str, rest: list[str]) -> int:
         hint = f"; did you mean `holdfast {near[0]}`?" if near else ""
         sys.stderr.write(f"holdfast: no verb {verb!r}{hint}; `holdfast --help` lists them\n")
         return 2
-    code = _quick(verb, rest) if verb in QUICK_VERBS else None
+    code = _quick(verb, rest) if VERBS[verb].quick else None
     if code is not None:
         return code
     try:
         from holdfast.cli.support.typed_verb import run
     except ModuleNotFoundError as error:
         if verb in ("status", "stop"):
-            from holdfast.cli.verbs.server import bare
+            from holdfast.cli.verbs.inside import bare
 
-            return bare.main(verb, rest)
+            return _run_plain(verb, lambda: bare.main(verb, rest))
         sys.stderr.write(f"holdfast: the verb {verb!r} needs {error.name}, which is not installed here\n")
         return 2
     return run(verb, rest)
@@ -97,17 +95,17 @@ def _quick(verb: str, rest: list[str]) -> int | None:
     try:
         from holdfast.cli.verbs.process.quick import main
     except ModuleNotFoundError:
-        return None  # it is not put into sandboxes
+        return None  # it is not installed in sandboxes
     return main(verb, rest)
 
 
-def _help(verbs: dict[str, tuple[str, str]]) -> str:
-    lines = [f"  {name:<11} {line}\n" for name, (_, line) in verbs.items()]
+def _help() -> str:
+    lines = [f"  {name:<11} {verb.help}\n" for name, verb in VERBS.items()]
     return (
         "usage: holdfast VERB [ARGUMENTS]\n\n"
         "Commands for sandboxes, and none of them is ever lost.\n\n"
         f"verbs:\n{''.join(lines)}\n"
-        "`holdfast VERB --help` tells more; `holdfast --version` tells the version.\n"
+        "`holdfast VERB --help` describes a verb; `holdfast --version` prints the version.\n"
     )
 
 

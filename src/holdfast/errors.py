@@ -1,7 +1,7 @@
-"""Every error that holdfast raises, one tree, drawn here; pure, imports nothing of ours.
+"""Every error that holdfast raises, as one tree; pure, imports no other module of holdfast.
 
     HoldfastError
-    ├── CallerError                the request was wrong; sending it again will not help
+    ├── CallerError                the request was wrong; repeating it will not help
     │   ├── ParseError             -32700  not JSON, not MessagePack
     │   ├── InvalidRequest         -32600  not a JSON-RPC message, or out of order
     │   ├── MethodNotFound         -32601
@@ -15,35 +15,35 @@
     │   ├── Forbidden              -32007  switched off by the server's settings
     │   ├── Unauthorized           -32008  no token, a wrong one, or another user
     │   ├── UnknownShell           -32009
-    │   ├── ShellClosed            -32010  the shell has ended; the message says why
+    │   ├── ShellClosed            -32010  the shell has ended; the message has the reason
     │   ├── UnknownTerminal        -32011
-    │   ├── TerminalClosed         -32012  what ran in it has ended; the message says how
-    │   └── UnknownService         -32014  the host offers none with this name and instance, or no longer
-    ├── SandboxError               the place where commands run could not do it
-    │   ├── InternalError          -32603  a bug of ours
+    │   ├── TerminalClosed         -32012  its program has ended; the message has the reason
+    │   └── UnknownService         -32014  the host offers no service with this name and instance
+    ├── SandboxError               the sandbox could not do it
+    │   ├── InternalError          -32603  a bug of holdfast
     │   ├── CwdNotFound            -32020
     │   ├── UnknownUser            -32021
     │   ├── PermissionRefused      -32022  also Python's PermissionError
-    │   ├── LimitReached           -32023  a limit of ours, named with its setting
+    │   ├── LimitReached           -32023  a limit of holdfast, named with its setting
     │   ├── ResourceExhausted      -32024  the machine has no more descriptors, pids, PTYs, room ...
     │   ├── ShuttingDown           -32025
-    │   ├── FileError              -32026  a file could not be worked on; also Python's OSError
+    │   ├── FileError              -32026  a file operation failed; also Python's OSError
     │   │   ├── FileNotFound       -32004  also Python's FileNotFoundError
     │   │   ├── FileExists         -32027  also Python's FileExistsError
     │   │   ├── NotADirectory      -32028  also Python's NotADirectoryError
     │   │   └── IsADirectory       -32029  also Python's IsADirectoryError
-    │   ├── SandboxGone            -32030  the container, pod or host is not there, or has ended
-    │   └── HelperFailed           -32031  a process of ours that works for the server could not start, or ended
+    │   ├── SandboxGone            -32030  the container, pod or host does not exist, or has ended
+    │   └── HelperFailed           -32031  a helper process of the server could not start, or ended
     ├── ProcessError               the command itself
     │   ├── CommandNotFound        -32040  also Python's FileNotFoundError; exit code 127 on the command line
     │   ├── NotExecutable          -32041  also Python's PermissionError; exit code 126
     │   └── TimeoutError           -32042  also Python's TimeoutError; exit code 124
-    └── TransportError             the way between caller and sandbox
+    └── TransportError             the connection between caller and sandbox
         ├── ConnectionLost         -32060
         └── HandshakeFailed        -32061
 
-Each class says whose fault it was (`fault`) and carries its wire code (`code`), so an error that crosses a
-connection arrives as the class that left.
+Each class has the side at fault (`fault`) and its wire code (`code`), so that an error that crosses a connection
+arrives as the same class.
 """
 
 from __future__ import annotations
@@ -55,9 +55,15 @@ from typing import Any, ClassVar, Final, Literal
 
 Fault = Literal["caller", "sandbox", "process", "transport"]
 
+#: Exit codes with the meaning that they have in `timeout`, `env` and shells.
+EXIT_TIMED_OUT: Final = 124
+EXIT_NOT_EXECUTABLE: Final = 126
+EXIT_NOT_FOUND: Final = 127
+EXIT_INTERRUPTED: Final = 130
+
 
 class HoldfastError(Exception):
-    """The root. `message` names the offending thing; `details` holds what a program may want to know."""
+    """The root. `message` names the offending thing; `details` has values for programs."""
 
     code: ClassVar[int] = -32603
     fault: ClassVar[Fault] = "sandbox"
@@ -106,7 +112,7 @@ class MessageTooLarge(CallerError):
 
 
 class UnknownProcess(CallerError):
-    """No process has this id: it never started, or it ended and was forgotten."""
+    """No process has this id: it was never started, or is no longer retained."""
 
     code = -32002
 
@@ -118,7 +124,7 @@ class DuplicateProcess(CallerError):
 
 
 class StdinClosed(CallerError):
-    """Input was sent to a process that takes none, or takes no more."""
+    """Input was sent to a process whose stdin is closed."""
 
     code = -32013
 
@@ -154,7 +160,7 @@ class UnknownShell(CallerError):
 
 
 class ShellClosed(CallerError):
-    """The shell has ended and runs nothing any more; the message says why."""
+    """The shell has ended; the message has the reason."""
 
     code = -32010
 
@@ -166,25 +172,25 @@ class UnknownTerminal(CallerError):
 
 
 class TerminalClosed(CallerError):
-    """What runs in the terminal has ended: it takes nothing any more."""
+    """The terminal's program has ended, so it takes no input."""
 
     code = -32012
 
 
 class UnknownService(CallerError):
-    """The host offers no service with this name and instance, or does so no longer."""
+    """The host offers no service with this name and instance, or no longer does."""
 
     code = -32014
 
 
 class SandboxError(HoldfastError):
-    """The place where commands run could not do it."""
+    """The sandbox could not do it."""
 
     fault = "sandbox"
 
 
 class InternalError(SandboxError):
-    """A bug of ours; the server's log has the traceback."""
+    """A bug of holdfast; the server's log has the traceback."""
 
     code = -32603
 
@@ -202,13 +208,13 @@ class UnknownUser(SandboxError):
 
 
 class PermissionRefused(SandboxError, builtins.PermissionError):
-    """The operating system said no."""
+    """The operating system refused it."""
 
     code = -32022
 
 
 class LimitReached(SandboxError):
-    """One of our limits; the message names its setting."""
+    """A limit of holdfast; the message names its setting."""
 
     code = -32023
 
@@ -220,57 +226,57 @@ class ResourceExhausted(SandboxError):
 
 
 class ShuttingDown(SandboxError):
-    """The server is on its way out and starts nothing new."""
+    """The server is shutting down and starts nothing new."""
 
     code = -32025
 
 
 class FileError(SandboxError, OSError):
-    """A file of the sandbox could not be worked on; the message names it and says why."""
+    """A file operation in the sandbox failed; the message has the path and the reason."""
 
     code = -32026
 
     def __init__(self, message: str, /, **details: Any) -> None:
         super().__init__(message, **details)
-        # Not `filename` as well: Python would then print that in place of the message.
+        # `filename` is not set: Python would print it in place of the message.
         number = details.get("errno")
         self.errno = number if isinstance(number, int) else None
 
 
 class FileNotFound(FileError, builtins.FileNotFoundError):
-    """No file has this name. The code is the one by which the Codex client knows it."""
+    """No file has this name. The Codex client recognizes it by this code."""
 
     code = -32004
 
 
 class FileExists(FileError, builtins.FileExistsError):
-    """Something has this name already."""
+    """A file of this name exists."""
 
     code = -32027
 
 
 class NotADirectory(FileError, builtins.NotADirectoryError):
-    """A directory was wanted, or stands in the path, and it is something else."""
+    """The path, or a part of it, is not a directory."""
 
     code = -32028
 
 
 class IsADirectory(FileError, builtins.IsADirectoryError):
-    """Something other than a directory was wanted."""
+    """The path is a directory where a file was expected."""
 
     code = -32029
 
 
 class SandboxGone(SandboxError):
-    """The container, pod, jail or host is not there, or has ended, and all that ran in it."""
+    """The container, pod, jail or host does not exist or has ended, with all its processes."""
 
     code = -32030
 
 
 class HelperFailed(SandboxError):
-    """A process that the server starts to do a part of its work could not be started, or ended before its reply.
+    """A helper process of the server could not be started, or ended before its reply.
 
-    The message names what failed. The path or command of the caller had no part in it.
+    The message names the helper. The caller's path or command is not the cause.
     """
 
     code = -32031
@@ -284,23 +290,23 @@ class ProcessError(HoldfastError):
 
 
 class CommandNotFound(ProcessError, builtins.FileNotFoundError):
-    """The program is not there: `subprocess` raises `FileNotFoundError` then."""
+    """The program does not exist; `subprocess` raises `FileNotFoundError` for this."""
 
     code = -32040
     errno = errno.ENOENT
 
 
 class NotExecutable(ProcessError, builtins.PermissionError):
-    """The program is there and cannot be executed: `subprocess` raises `PermissionError` then."""
+    """The program exists and cannot be executed; `subprocess` raises `PermissionError` for this."""
 
     code = -32041
     errno = errno.EACCES
 
 
 class TimeoutError(ProcessError, builtins.TimeoutError):
-    """The command ran longer than it was given; its tree was killed.
+    """The command exceeded its timeout; its tree was killed.
 
-    `stdout` and `stderr` hold what it had printed by then.
+    `stdout` and `stderr` have its output up to then.
     """
 
     code = -32042
@@ -313,20 +319,20 @@ class TimeoutError(ProcessError, builtins.TimeoutError):
 
 
 class TransportError(HoldfastError):
-    """The way between the caller and the sandbox."""
+    """The connection between the caller and the sandbox failed."""
 
     fault = "transport"
     code = -32062
 
 
 class ConnectionLost(TransportError):
-    """The connection broke and did not come back in time."""
+    """The connection broke and was not restored in time."""
 
     code = -32060
 
 
 class HandshakeFailed(TransportError):
-    """The other side does not speak our protocol, or refused us."""
+    """The server uses another protocol, or refused the connection."""
 
     code = -32061
 
@@ -356,25 +362,25 @@ _OF_FILES: Final[Mapping[int, type[HoldfastError]]] = {
 
 
 def file_error(number: int, message: str) -> HoldfastError:
-    """The error for what the system said of a file."""
+    """The error class for an errno of a file operation."""
     return _OF_FILES.get(number, FileError)(message, errno=number)
 
 
 def error_classes() -> dict[int, type[HoldfastError]]:
-    """The class for each wire code: the one table from which codes are decoded and documented."""
+    """The class for each wire code, for decoding and documentation."""
     table: dict[int, type[HoldfastError]] = {}
     pending: list[type[HoldfastError]] = [HoldfastError]
     while pending:
         cls = pending.pop()
         pending.extend(cls.__subclasses__())
-        # A class without a code of its own, a user's subclass say, crosses a connection as the class above it.
+        # A class without its own code, such as a user's subclass, crosses a connection as its base class.
         if "code" in vars(cls) and cls not in _ROOTS.values():
             table[cls.code] = cls
     return table
 
 
 def error_from_wire(code: int, message: str, data: object = None) -> HoldfastError:
-    """The error that the other side raised, as our own class; an unknown code becomes its nearest root."""
+    """The error that the peer raised; an unknown code becomes the root class of its fault."""
     cls = error_classes().get(code)
     details = {k: v for k, v in data.items() if isinstance(k, str)} if isinstance(data, dict) else {}
     fault = details.pop("fault", "")

@@ -1,14 +1,14 @@
 """Holdfast for code without an event loop: the same `Sandbox`, `Process`, `Shell` and `exec_remote`, blocking.
 
-One thread runs one event loop for each sandbox; every call is handed to it and waited for. The methods here are
-the asynchronous ones, wrapped: they take the same parameters and raise the same errors.
+One thread runs one event loop for each sandbox; every call runs there while the calling thread waits. The methods
+wrap the asynchronous ones: they have the same parameters and raise the same errors.
 
     with holdfast.sync.connect("local") as box:
         print(box.exec(["uname", "-a"]).stdout)
         for event in box.exec_remote(["make"]):
             ...
 
-In a notebook, where no block spans two cells: `box = holdfast.sync.connect("local")`, and `box.close()` at the end.
+In a notebook, where no block spans two cells, use `box = holdfast.sync.connect("local")` and `box.close()`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
-import msgspec
-
-from holdfast.client import exec_remote, host_service, process, sandbox, shell, terminal, unified_exec
+from holdfast.client import exec_remote, host_call, process, sandbox, shell, terminal, unified_exec
 from holdfast.client.collect import StreamTails
 from holdfast.client.defaults import StrPath
 from holdfast.config import ExecServerConfig
@@ -55,12 +53,12 @@ if TYPE_CHECKING:
     from holdfast.bridge import agent_bridge
     from holdfast.bridge.function_model import ModelFunction
     from holdfast.bridge.limits import Spent
-    from holdfast.bridge.normal import Delta, ModelReply, ModelRequest
     from holdfast.bridge.record import CallRecord
+    from holdfast.bridge.types import Delta, ModelReply, ModelRequest
     from holdfast.bridge.upstream import Upstream
-    from holdfast.sandboxes.sandbox_kind import Place
+    from holdfast.sandboxes.target import SandboxTarget
 
-    #: A model that blocks: it runs in a thread for each request, and so does the iterator that it may return.
+    #: A blocking model: it runs in a thread for each request, and so does the iterator that it may return.
     BlockingModelFunction = Callable[[ModelRequest], ModelReply | str | Iterable[Delta | str]]
     BlockingModel = Upstream | ModelFunction | BlockingModelFunction
 
@@ -72,12 +70,12 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class LoopThread:
-    """An event loop in a thread of its own, and how other threads wait for what it does."""
+    """An event loop in its own thread, and calls into it from other threads."""
 
     def __init__(self) -> None:
         ready: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._stopped = threading.Event()
-        # A daemon, so that a program which leaves without closing its sandbox can end.
+        # A daemon, so that a program can exit without closing its sandbox.
         self._thread = threading.Thread(target=self._main, args=(ready,), name="holdfast-sync", daemon=True)
         self._thread.start()
         self._loop = ready.result()
@@ -91,9 +89,9 @@ class LoopThread:
         asyncio.run(main())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the loop and wait for it.
+        """Run `work` in the loop and wait for its result.
 
-        Ctrl-C cancels the work and waits for it to end, so that a command is killed before `KeyboardInterrupt` is
+        Ctrl-C cancels the work and waits for its end, so that a command is killed before `KeyboardInterrupt` is
         raised; a second Ctrl-C does not wait.
         """
         if threading.current_thread() is self._thread or self._stopped.is_set():
@@ -119,14 +117,14 @@ class LoopThread:
 
         def cancelled() -> None:
             done.cancel()
-            # `concurrent.futures.wait` does not see a cancelled future before this.
+            # `concurrent.futures.wait` ignores a cancelled future before this call.
             done.set_running_or_notify_cancel()
 
         def interrupt() -> None:
             if tasks:
                 tasks[0].cancel()
             else:
-                # The interrupt came before the work was handed over.
+                # The interrupt came before the work started.
                 work.close()
                 cancelled()
 
@@ -139,7 +137,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """End the loop and its thread."""
+        """Stop the loop and its thread."""
         if not self._stopped.is_set():
             self._stopped.set()
             self._loop.call_soon_threadsafe(self._stop.set)
@@ -147,7 +145,7 @@ class LoopThread:
 
 
 class ClosableIterator(Protocol[R_co]):
-    """An async iterator that can be left before its end."""
+    """An async iterator that can be closed before its end."""
 
     def __aiter__(self) -> AsyncIterator[R_co]: ...
 
@@ -157,15 +155,53 @@ class ClosableIterator(Protocol[R_co]):
 
 
 class _Facade(Generic[T]):
-    """An asynchronous object, and the loop that it lives in."""
+    """An asynchronous object and its event loop."""
 
     def __init__(self, loop: LoopThread, inner: T) -> None:
         self._loop = loop
         self._inner = inner
 
 
+class _Attribute(Generic[R]):
+    """An attribute of the asynchronous object, read in the calling thread."""
+
+    def __init__(self, original: object = None) -> None:
+        self.__doc__ = original.__doc__ if isinstance(original, property) else None
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, facade: _Facade[Any], owner: type | None = None) -> R:
+        value: R = getattr(facade._inner, self._name)
+        return value
+
+
+class _Handle(_Facade[T]):
+    """A facade with a `with` block, which ends as that of the asynchronous handle."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        inner: Any = self._inner
+        self._loop.run(inner.__aexit__(kind, error, trace))
+
+
+class _Closing(_Facade[T]):
+    """A facade with a `with` block, at the end of which `close` is called."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        facade: Any = self
+        facade.close()
+
+
 class _Blocking(Generic[P, R]):
-    """A coroutine method as a blocking one, with the same parameters."""
+    """A coroutine method as a blocking method with the same parameters."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
         self._method = method
@@ -179,8 +215,8 @@ class _Blocking(Generic[P, R]):
         return call
 
 
-class _Giving(Generic[P, T, F]):
-    """A coroutine method that returns a handle, as a blocking one that returns the blocking handle."""
+class _ReturningHandle(Generic[P, T, F]):
+    """A coroutine method that returns a handle, as a blocking method that returns the blocking handle."""
 
     def __init__(
         self,
@@ -200,7 +236,7 @@ class _Giving(Generic[P, T, F]):
 
 
 class _Streaming(Generic[P, R]):
-    """A method that returns an async iterator as one that returns an iterator."""
+    """A method that returns an async iterator, as one that returns an iterator."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], ClosableIterator[R]]) -> None:
         self._method = method
@@ -230,8 +266,8 @@ def _next(loop: LoopThread, iterator: AsyncIterator[R]) -> R:
     raise StopIteration
 
 
-class Stream(_Facade[ClosableIterator[R]], Iterator[R]):
-    """An async iterator, blocking. Close it, or leave its `with` block, when not reading to its end."""
+class Stream(_Closing[ClosableIterator[R]], Iterator[R]):
+    """A blocking iterator. Close it, or leave its `with` block, if it is not read to its end."""
 
     def __next__(self) -> R:
         return _next(self._loop, self._inner)
@@ -239,33 +275,13 @@ class Stream(_Facade[ClosableIterator[R]], Iterator[R]):
     def close(self) -> None:
         self._loop.run(self._inner.aclose())
 
-    def __enter__(self) -> Stream[R]:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Process(_Facade[process.Process]):
+class Process(_Handle[process.Process]):
     """`holdfast.Process`, blocking. Leaving its `with` block ends the process."""
 
-    @property
-    def id(self) -> str:
-        """The key that the caller chose."""
-        return self._inner.id
-
-    @property
-    def pid(self) -> int:
-        """The OS pid inside the sandbox."""
-        return self._inner.pid
-
-    @property
-    def info(self) -> ProcessInfo:
-        """What was known when this handle was made, or last described."""
-        return self._inner.info
-
+    id = _Attribute[str](process.Process.id)
+    pid = _Attribute[int](process.Process.pid)
+    info = _Attribute[ProcessInfo]()
     describe = _Blocking(process.Process.describe)
     events = _Streaming(process.Process.events)
     output = _Streaming(process.Process.output)
@@ -282,37 +298,14 @@ class Process(_Facade[process.Process]):
     wait = _Blocking(process.Process.wait)
     forget = _Blocking(process.Process.forget)
 
-    def __enter__(self) -> Process:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.run(self._inner.__aexit__(kind, error, trace))
-
-
-class Shell(_Facade[shell.Shell]):
+class Shell(_Handle[shell.Shell]):
     """`holdfast.Shell`, blocking. Leaving its `with` block closes the shell."""
 
-    @property
-    def id(self) -> str:
-        """The key that the caller chose."""
-        return self._inner.id
-
-    @property
-    def pid(self) -> int:
-        """The OS pid of the shell when it was last described."""
-        return self._inner.pid
-
-    @property
-    def cwd(self) -> str:
-        """The working directory after the last command that was run here."""
-        return self._inner.cwd
-
-    @property
-    def state(self) -> ShellState:
-        """`idle`, `running` or `closed`, as last heard."""
-        return self._inner.state
+    id = _Attribute[str](shell.Shell.id)
+    pid = _Attribute[int](shell.Shell.pid)
+    cwd = _Attribute[str](shell.Shell.cwd)
+    state = _Attribute[ShellState](shell.Shell.state)
 
     def run(
         self,
@@ -336,18 +329,12 @@ class Shell(_Facade[shell.Shell]):
                     command, timeout=timeout, cwd=cwd, env=env, input=input, stdin=stdin, max_bytes=max_bytes
                 )
             )
-        # Called in the loop's thread it could use nothing of this sandbox, and whatever it waits for would hold up
-        # everybody else.
+        # In the loop's thread, `on_output` could not use this sandbox, and would block all other calls.
         printed = StreamTails(max_bytes)
         with self.stream(command, timeout=timeout, cwd=cwd, env=env, input=input, stdin=stdin) as events:
             for event in events:
                 if isinstance(event, CommandEnded):
-                    return shell.CommandResult(
-                        stdout_bytes=printed.stdout.value(),
-                        stderr_bytes=printed.stderr.value(),
-                        truncated=printed.truncated,
-                        **msgspec.structs.asdict(event),
-                    )
+                    return shell.command_result(printed, event)
                 printed.take(event)
                 on_output(event)
         raise InternalError(f"the events of a command in shell {self.id!r} ended without its end")
@@ -355,69 +342,27 @@ class Shell(_Facade[shell.Shell]):
     stream = _Streaming(shell.Shell.stream)
     write = _Blocking(shell.Shell.write)
     close_stdin = _Blocking(shell.Shell.close_stdin)
-    start = _Giving(shell.Shell.start, Process)
+    start = _ReturningHandle(shell.Shell.start, Process)
     interrupt = _Blocking(shell.Shell.interrupt)
     output = _Streaming(shell.Shell.output)
     snapshot = _Blocking(shell.Shell.snapshot)
     describe = _Blocking(shell.Shell.describe)
     close = _Blocking(shell.Shell.close)
 
-    def __enter__(self) -> Shell:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.run(self._inner.__aexit__(kind, error, trace))
-
-
-class Terminal(_Facade[terminal.Terminal]):
+class Terminal(_Handle[terminal.Terminal]):
     """`holdfast.Terminal`, blocking. Leaving its `with` block closes the terminal."""
 
-    @property
-    def id(self) -> str:
-        """The key that the caller chose."""
-        return self._inner.id
-
-    @property
-    def pid(self) -> int:
-        """The OS pid of its shell or program."""
-        return self._inner.pid
-
-    @property
-    def size(self) -> TerminalSize:
-        return self._inner.size
-
-    @property
-    def status(self) -> TerminalStatus:
-        """Everything that was last heard; from the first look on it follows what happens, a moment behind."""
-
-        async def look() -> TerminalStatus:
-            return self._inner.status
-
-        return self._loop.run(look())
-
-    @property
-    def state(self) -> TerminalState:
-        """`RUNNING`, `BUSY`, `IDLE`, `CLOSING`, `CLOSED` or `ERROR`."""
-        return self.status.state
-
-    @property
-    def prompt(self) -> str | None:
-        """The prompt that is shown or was shown last, as text."""
-        return self.status.prompt
-
-    @property
-    def continuation(self) -> bool:
-        """Whether the shell shows a continuation prompt: it asks for the rest of a command."""
-        return self.status.continuation
-
-    @property
-    def awaiting_input(self) -> bool | None:
-        """Whether a program in the foreground, the shell included, is blocked on reading the terminal."""
-        return self.status.awaiting_input
-
+    id = _Attribute[str](terminal.Terminal.id)
+    pid = _Attribute[int](terminal.Terminal.pid)
+    size = _Attribute[TerminalSize](terminal.Terminal.size)
+    status = _Attribute[TerminalStatus](terminal.Terminal.status)
+    state = _Attribute[TerminalState](terminal.Terminal.state)
+    prompt = _Attribute[str | None](terminal.Terminal.prompt)
+    continuation = _Attribute[bool](terminal.Terminal.continuation)
+    awaiting_input = _Attribute[bool | None](terminal.Terminal.awaiting_input)
     describe = _Blocking(terminal.Terminal.describe)
+    watch = _Blocking(terminal.Terminal.watch)
     send = _Blocking(terminal.Terminal.send)
     send_keys = _Blocking(terminal.Terminal.send_keys)
     paste = _Blocking(terminal.Terminal.paste)
@@ -438,22 +383,12 @@ class Terminal(_Facade[terminal.Terminal]):
     close = _Blocking(terminal.Terminal.close)
     release = _Blocking(terminal.Terminal.release)
 
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.run(self._inner.__aexit__(kind, error, trace))
-
 
 class ExecRemoteProcess(_Facade[exec_remote.ExecRemoteProcess], Iterator[exec_remote.ExecRemoteEvent]):
     """`holdfast.ExecRemoteProcess`, blocking: iterate over it once."""
 
-    @property
-    def pid(self) -> int | None:
-        """The OS pid inside the sandbox; None until the command has started."""
-        return self._inner.pid
+    pid = _Attribute[int | None](exec_remote.ExecRemoteProcess.pid)
+    id = _Attribute[str](exec_remote.ExecRemoteProcess.id)
 
     @property
     def events(self) -> ExecRemoteProcess:
@@ -465,26 +400,21 @@ class ExecRemoteProcess(_Facade[exec_remote.ExecRemoteProcess], Iterator[exec_re
 
     write_stdin = _Blocking(exec_remote.ExecRemoteProcess.write_stdin)
     close_stdin = _Blocking(exec_remote.ExecRemoteProcess.close_stdin)
-    kill = _Blocking(exec_remote.ExecRemoteProcess.kill)
+    terminate = _Blocking(exec_remote.ExecRemoteProcess.terminate)
+    kill = terminate
 
 
-#: A handler that blocks: it runs in a thread, and its iterator, if it returns one, is read there too.
+#: A blocking handler: it runs in a thread, and so does an iterator that it returns.
 BlockingHandler = Callable[[str, bytes], bytes | Iterable[bytes]]
 
 
-class HostService(_Facade[host_service.HostService]):
-    """`holdfast.client.host_service.HostService`, blocking."""
+class HostService(_Facade[host_call.HostService]):
+    """`holdfast.client.host_call.HostService`, blocking."""
 
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    @property
-    def instance(self) -> str:
-        """What programs inside must know in order to call it."""
-        return self._inner.instance
-
-    wait = _Blocking(host_service.HostService.wait)
+    name = _Attribute[str]()
+    instance = _Attribute[str]()
+    failed = _Attribute[HoldfastError | None](host_call.HostService.failed)
+    wait = _Blocking(host_call.HostService.wait)
 
 
 async def _read_in_threads(pieces: Iterable[T]) -> AsyncIterator[T]:
@@ -493,44 +423,38 @@ async def _read_in_threads(pieces: Iterable[T]) -> AsyncIterator[T]:
         yield piece
 
 
-class Sandbox(_Facade[sandbox.Sandbox]):
-    """`holdfast.Sandbox`, blocking. It may be used from several threads.
+class Sandbox(_Closing[sandbox.Sandbox]):
+    """`holdfast.Sandbox`, blocking, for use from any number of threads.
 
-    `connect` and `create` make one. Leaving its `with` block, or `close`, closes it.
+    `connect` and `create` return one. Leaving its `with` block, or `close`, closes it.
     """
 
     def __init__(
         self,
         loop: LoopThread,
         inner: sandbox.Sandbox,
-        way: AbstractAsyncContextManager[sandbox.Sandbox] | None = None,
+        context: AbstractAsyncContextManager[sandbox.Sandbox] | None = None,
     ) -> None:
         super().__init__(loop, inner)
-        self._way = way
+        self._context = context
 
     def close(self) -> None:
-        """Close the connection, and remove what `create` made. Processes run on. Closing twice is no error."""
-        way, self._way = self._way, None
+        """Close the connection, and remove a container that `create` made. Closing twice is no error."""
+        context, self._context = self._context, None
         try:
-            if way is not None:
-                self._loop.run(way.__aexit__(None, None, None))
+            if context is not None:
+                self._loop.run(context.__aexit__(None, None, None))
         finally:
             self._loop.close()
 
-    def __enter__(self) -> Sandbox:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    start = _Giving(sandbox.Sandbox.start, Process)
-    process = _Giving(sandbox.Sandbox.process, Process)
-    shell = _Giving(sandbox.Sandbox.shell, Shell)
-    open_shell = _Giving(sandbox.Sandbox.open_shell, Shell)
-    terminal = _Giving(sandbox.Sandbox.terminal, Terminal)
-    open_terminal = _Giving(sandbox.Sandbox.open_terminal, Terminal)
+    start = _ReturningHandle(sandbox.Sandbox.start, Process)
+    process = _ReturningHandle(sandbox.Sandbox.process, Process)
+    shell = _ReturningHandle(sandbox.Sandbox.shell, Shell)
+    attach_shell = _ReturningHandle(sandbox.Sandbox.attach_shell, Shell)
+    open_shell = attach_shell
+    terminal = _ReturningHandle(sandbox.Sandbox.terminal, Terminal)
+    attach_terminal = _ReturningHandle(sandbox.Sandbox.attach_terminal, Terminal)
+    open_terminal = attach_terminal
     exec = _Blocking(sandbox.Sandbox.exec)
     read_file = _Blocking(sandbox.Sandbox.read_file)
     read_text = _Blocking(sandbox.Sandbox.read_text)
@@ -551,29 +475,29 @@ class Sandbox(_Facade[sandbox.Sandbox]):
     usage = _Blocking(sandbox.Sandbox.usage)
 
     def processes(self) -> list[Process]:
-        """Handles on all processes: those that run, and those that ended and are still kept."""
+        """Handles on all processes: running ones, and ended ones that are still retained."""
         return [Process(self._loop, one) for one in self._loop.run(self._inner.processes())]
 
     def shells(self) -> list[Shell]:
-        """Handles on all shells: those that are open, and the last ones that closed."""
+        """Handles on all shells: open ones, and the last ones that closed."""
         return [Shell(self._loop, one) for one in self._loop.run(self._inner.shells())]
 
     def terminals(self) -> list[Terminal]:
-        """Handles on all terminals: those that are open, and those that closed and are still kept."""
+        """Handles on all terminals: open ones, and closed ones that are still retained."""
         return [Terminal(self._loop, one) for one in self._loop.run(self._inner.terminals())]
 
     @contextmanager
     def offer(self, name: str, handler: BlockingHandler) -> Iterator[HostService]:
         """Offer a service to programs in the sandbox, for the length of a `with` block.
 
-        `handler` runs in a thread for each call. One that is called off is not interrupted: it goes on to its end.
+        `handler` runs in a thread for each call. The thread of a cancelled call is not interrupted.
         """
 
-        async def answer(method: str, body: bytes) -> host_service.Answer:
+        async def answer(method: str, body: bytes) -> host_call.Answer:
             answered = await asyncio.to_thread(handler, method, body)
             return answered if isinstance(answered, bytes) else _read_in_threads(answered)
 
-        async def begin() -> host_service.HostService:
+        async def begin() -> host_call.HostService:
             offered = self._inner.offer(name, answer)
             await offered.start()
             return offered
@@ -614,7 +538,7 @@ class Sandbox(_Facade[sandbox.Sandbox]):
         return ExecRemoteProcess(self._loop, self._loop.run(begin()))
 
 
-class UnifiedExec(_Facade[unified_exec.UnifiedExec]):
+class UnifiedExec(_Closing[unified_exec.UnifiedExec]):
     """`holdfast.UnifiedExec`, blocking. Leaving its `with` block, or `close`, ends the sessions that still run.
 
     `on_event` is called in the thread of the event loop: it must be short, and cannot use the sandbox.
@@ -637,20 +561,12 @@ class UnifiedExec(_Facade[unified_exec.UnifiedExec]):
     close = _Blocking(unified_exec.UnifiedExec.aclose)
 
     def sessions(self) -> dict[int, Process]:
-        """The sessions that are known, by their ids, each with its process."""
+        """The processes whose end no call has returned yet, by session id."""
 
-        async def look() -> dict[int, process.Process]:
+        async def sessions() -> dict[int, process.Process]:
             return self._inner.sessions()
 
-        return {id: Process(self._loop, each) for id, each in self._loop.run(look()).items()}
-
-    def __enter__(self) -> UnifiedExec:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        return {id: Process(self._loop, each) for id, each in self._loop.run(sessions()).items()}
 
 
 # --- the model bridge ------------------------------------------------------------------------------------------
@@ -663,42 +579,31 @@ class Bridge(_Facade["agent_bridge.Bridge"]):
         super().__init__(loop, inner)
         self._held = held
 
-    @property
-    def port(self) -> int:
-        """Where the proxy listens, inside the sandbox."""
-        return self._inner.port
-
-    @property
-    def url(self) -> str:
-        """Where the proxy listens, inside the sandbox."""
-        return self._inner.url
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Variables with which the providers' clients find the bridge: give them to the agent."""
-        return self._inner.env
+    port = _Attribute[int]()
+    url = _Attribute[str]()
+    env = _Attribute[dict[str, str]]()
 
     @property
     def calls(self) -> tuple[CallRecord, ...]:
-        """The latest calls that have ended, oldest first."""
+        """The latest ended calls, oldest first."""
 
-        async def look() -> tuple[CallRecord, ...]:
+        async def calls() -> tuple[CallRecord, ...]:
             return tuple(self._inner.calls)
 
-        return self._loop.run(look())
+        return self._loop.run(calls())
 
     @property
     def spent(self) -> Spent:
-        """What all calls have taken so far."""
+        """The total usage of all calls so far."""
 
-        async def look() -> Spent:
+        async def spent() -> Spent:
             return self._inner.spent
 
-        return self._loop.run(look())
+        return self._loop.run(spent())
 
     @property
     def failed(self) -> HoldfastError | None:
-        """Why the bridge has ended before its block: the proxy ended by itself, or the sandbox is lost."""
+        """Why the bridge ended before its block: the proxy exited, or the sandbox is lost."""
         error = self._held.exception() if self._held.done() and not self._held.cancelled() else None
         return error if isinstance(error, HoldfastError) else None
 
@@ -709,9 +614,9 @@ def sandbox_agent_bridge(
 ) -> Iterator[Bridge]:
     """Give the programs in `box` a model, for the length of a `with` block; see `holdfast.bridge`.
 
-    A function that is a model may be a plain one: it runs in a thread for each request and returns a reply, words
-    or an iterable of deltas. `on_call` is called in the thread of the event loop. A thread cannot be interrupted:
-    the error of a bridge that fails is raised when the block is left, and until then `failed` has it.
+    A model may be a plain function: it runs in a thread for each request and returns a reply, text or an iterable
+    of deltas. `on_call` is called in the thread of the event loop. A thread cannot be interrupted: the error of a
+    failed bridge is raised at the end of the block, and until then is in `failed`.
     """
     from holdfast.bridge import agent_bridge
 
@@ -751,8 +656,8 @@ def sandbox_agent_bridge(
 
 
 def _blocking_model(model: Any) -> Any:
-    """The model as the bridge takes it: a function in a thread, everything else as it is."""
-    from holdfast.bridge.normal import ModelReply
+    """The model for the asynchronous bridge: a plain function runs in a thread, anything else is unchanged."""
+    from holdfast.bridge.types import ModelReply
 
     if not callable(model):
         return model
@@ -768,11 +673,11 @@ def _blocking_model(model: Any) -> Any:
     return answer
 
 
-# --- the ways to a sandbox -------------------------------------------------------------------------------------
+# --- opening a sandbox -----------------------------------------------------------------------------------------
 
 
 def connect(
-    address: str | Sequence[str] | Place,
+    address: str | Sequence[str] | SandboxTarget,
     *,
     token: str | None = None,
     config: ExecServerConfig | None = None,
@@ -811,10 +716,10 @@ def create(engine: Literal["docker", "podman"], image: str, **options: Any) -> S
     return _opened(containers.create(image, engine=engine, **options))
 
 
-def _opened(way: AbstractAsyncContextManager[sandbox.Sandbox]) -> Sandbox:
+def _opened(context: AbstractAsyncContextManager[sandbox.Sandbox]) -> Sandbox:
     loop = LoopThread()
     try:
-        return Sandbox(loop, loop.run(way.__aenter__()), way)
+        return Sandbox(loop, loop.run(context.__aenter__()), context)
     except BaseException:
         loop.close()
         raise

@@ -1,6 +1,6 @@
-"""The nouns of the system as frozen Structs; pure, imports nothing of ours, safe on every platform.
+"""The data types of the system as frozen Structs; pure, imports no other module of holdfast, on every platform.
 
-The same Structs go over the wire: camelCase there, bytes as base64 in JSON and raw in MessagePack.
+The same Structs go over the wire: camelCase, bytes as base64 in JSON and raw in MessagePack.
 """
 
 from __future__ import annotations
@@ -11,36 +11,67 @@ from typing import Final, Literal
 import msgspec
 
 Stream = Literal["stdout", "stderr", "pty"]
-#: When more is printed than is kept. `follow`: the process waits for readers that follow it, for a limited time
-#: without progress. `drop`: never. `block`: for every reader, as long as it is attached.
+#: When output exceeds the retained size. `follow`: the process waits for readers that follow it, for a limited time
+#: without progress. `drop`: it never waits. `block`: it waits for every attached reader.
 Overflow = Literal["follow", "drop", "block"]
 Lifetime = Literal["server", "connection"]
 SpecKind = Literal["direct", "prepared"]
 StdinMode = Literal["open", "closed"]
 ShellState = Literal["idle", "running", "closed"]
-#: RUNNING: alive, and no prompt is known (yet). BUSY: a command runs. IDLE: the prompt is shown. ERROR: it crashed.
+#: RUNNING: alive, no prompt known (yet). BUSY: a command runs. IDLE: the prompt is shown. ERROR: it crashed.
 TerminalState = Literal["RUNNING", "BUSY", "IDLE", "CLOSING", "CLOSED", "ERROR"]
 TerminalEventType = Literal[
     "output", "gap", "state", "promptStart", "prompt", "continuation", "command", "ended", "resize", "input"
 ]
 TerminalWait = Literal["idle", "awaitingInput", "ended", "change"]
+ReadCondition = Literal["prompt", "input", "text", "size"]
 CloseMode = Literal["graceful", "force"]
 JobsAtClose = Literal["kill", "keep"]
 ConfinementMode = Literal["bubblewrap", "landlock", "none"]
 ConfinedNetwork = Literal["none", "host", "proxy"]
 FileType = Literal["file", "directory", "symlink", "fifo", "socket", "character", "block", "other"]
-#: What a command typed in a terminal returns of its output, if nobody says how much: the latest.
+#: The default limit of the output that a command typed in a terminal returns: the latest part.
 TERMINAL_OUTPUT_BYTES: Final = 16 * 1024 * 1024
-#: How much of a file goes in one message: large enough that a round trip counts little, and 8 are not much.
+#: The largest message that servers and clients accept by default. A 50 MiB body of a model call as base64 fits.
+MAX_MESSAGE_BYTES: Final = 96 * 1024 * 1024
+#: Larger input is written in pieces of this size; a process accepts about as much before the writer has to wait.
+WRITE_PIECE_BYTES: Final = 256 * 1024
+#: Ended commands of a shell that stay readable, for a client whose connection broke.
+KEPT_SHELL_COMMANDS: Final = 4
+#: A piece of a file in one message: large enough that a round trip counts little, and 8 of them fit in memory.
 FILE_PIECE_BYTES: Final = 1024 * 1024
-#: Names that one page of a directory holds.
+#: Entries of one page of a directory.
 DIRECTORY_PAGE: Final = 5_000
-#: Pids that a sample of usage names for one process: a fork bomb has more than anybody reads.
+#: Rows or columns of a terminal: the kernel has 16 bits for each.
+MAX_TERMINAL_SIDE: Final = 65_535
+#: Of a screen, and of a session of the service: a cell costs some tens of bytes, and the size comes from a caller.
+MAX_SCREEN_SIDE: Final = 4_096
+MAX_SESSION_SIDE: Final = 1_000
+#: Pids that a usage sample lists for one process; a fork bomb has more.
 USAGE_PIDS: Final = 1_000
 
 
 class Struct(msgspec.Struct, frozen=True, rename="camel"):
-    """Base of everything that is data: frozen, and camelCase outside Python."""
+    """Base of all data types: frozen, and camelCase on the wire."""
+
+
+class ShellStates:
+    """The values of `ShellState`."""
+
+    IDLE: Final = "idle"
+    RUNNING: Final = "running"
+    CLOSED: Final = "closed"
+
+
+class TerminalStates:
+    """The values of `TerminalState`, which are in upper case on the wire."""
+
+    RUNNING: Final = "RUNNING"
+    BUSY: Final = "BUSY"
+    IDLE: Final = "IDLE"
+    CLOSING: Final = "CLOSING"
+    CLOSED: Final = "CLOSED"
+    ERROR: Final = "ERROR"
 
 
 class TerminalSize(Struct, frozen=True):
@@ -50,22 +81,22 @@ class TerminalSize(Struct, frozen=True):
     cols: int = 80
 
 
-#: Variables that a login sets, as patterns: enough for a program to run, nothing to leak.
+#: Patterns of the variables that a login sets: enough for a program to run, without secrets.
 CORE_VARIABLES: Final = (
     *("HOME", "LANG", "LANGUAGE", "LC_*", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
 )
-#: Variables by which a program of holdfast's own that runs in a sandbox finds its Python, as patterns.
+#: Patterns of the variables by which holdfast's own programs in a sandbox find their Python.
 PYTHON_VARIABLES: Final = ("PYTHON*", "LD_LIBRARY_PATH")
 
 
 class EnvPolicy(Struct, frozen=True, forbid_unknown_fields=True):
-    """How to make a process's environment from the server's own; `ProcessSpec.env` is laid over the result."""
+    """How a process's environment is derived from the server's; `ProcessSpec.env` is laid over the result."""
 
     #: `core`: only `CORE_VARIABLES`.
     inherit: Literal["all", "core", "none"] = "all"
     #: Keep variables that look like secrets (`secret_names.is_dropped`: `*KEY*`, `*SECRET*`, `*TOKEN*`, and more).
     ignore_default_excludes: bool = False
-    #: Case-insensitive glob patterns of names to leave out.
+    #: Case-insensitive glob patterns of names to remove.
     exclude: tuple[str, ...] = ()
     set: dict[str, str] = {}
     #: If given, only names that match one of these patterns are kept.
@@ -73,12 +104,12 @@ class EnvPolicy(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def minimal(cls, *more: str) -> EnvPolicy:
-        """`CORE_VARIABLES` and what matches the patterns `more`; never a secret, or a variable of holdfast's."""
+        """`CORE_VARIABLES` and names that match the patterns `more`, without secrets and holdfast's variables."""
         return cls(exclude=("HOLDFAST_*",), include_only=(*CORE_VARIABLES, *more))
 
 
 class Limits(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Resource limits of one process, set as rlimits before it executes; its children inherit them."""
+    """Resource limits of one process, set as rlimits before exec; its children inherit them."""
 
     cpu_seconds: int | None = None
     memory_bytes: int | None = None
@@ -91,38 +122,38 @@ class Limits(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 
 
 class Confinement(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What the operating system keeps a process, and all that it starts, from doing; set before it executes.
+    """Restrictions that the operating system enforces on a process and all that it starts; set before exec.
 
-    Like every Struct that restricts a process, it refuses a field that it does not know: a restriction that an
-    older version ignored would look enforced.
+    Like every Struct that restricts a process, it refuses unknown fields: a restriction that an older version
+    ignored would look enforced.
     """
 
-    #: `bubblewrap`: a root of its own, and namespaces. `landlock`: rights on paths, where no namespace can be had.
+    #: `bubblewrap`: its own root and namespaces. `landlock`: rights on paths, where no namespace can be created.
     mode: ConfinementMode = "none"
-    #: Absolute real paths. Beside them: the machine's programs to read, and with `bubblewrap` a /tmp of its own.
+    #: Absolute real paths. In addition: the machine's programs to read, and with `bubblewrap` a private /tmp.
     writable: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
-    #: What must not be reached although it lies in one of those.
+    #: Paths inside those that must not be accessible.
     hidden: tuple[str, ...] = ()
-    #: `proxy`: nothing but what the filtering proxy at the Unix socket `proxy` lets through.
+    #: `proxy`: only through the filtering proxy at the Unix socket `proxy`.
     network: ConfinedNetwork = "host"
     proxy: str | None = None
-    #: Refuse system calls that programs seldom need and attackers often do.
+    #: Refuse system calls that programs seldom need and exploits often use.
     seccomp: bool = True
-    #: With `landlock`, no /proc of others; `bubblewrap` has a process namespace in any case.
+    #: With `landlock`, hide /proc of other processes; `bubblewrap` has a PID namespace in any case.
     hide_processes: bool = True
-    #: How much /tmp, /dev/shm and the home directory hold each, with `bubblewrap`.
+    #: The size of each of /tmp, /dev/shm and the home directory, with `bubblewrap`.
     scratch_bytes: int = 256 * 1024 * 1024
-    #: Limits of all its processes together, by cgroup.
+    #: Limits for all its processes together, by cgroup.
     total_memory_bytes: int | None = None
     total_processes: int | None = None
     cpu_cores: float | None = None
-    #: False: no Unix socket can be made, except for pairs. A path that may be read is a path to connect to.
+    #: False: no Unix socket can be created, except pairs. Otherwise readable paths can be connected to.
     unix_sockets: bool = True
-    #: Programs of the machine that can be executed: names, or paths, with `*` and `?`; None is all of them.
+    #: Programs of the machine that can be executed: names or paths with `*` and `?`; None: all.
     programs: tuple[str, ...] | None = None
-    #: With `bubblewrap`, and by root: nothing can be executed that lies in a directory in which the machine's own
-    #: programs do not, unless a path among `programs` leads there.
+    #: With `bubblewrap`, and by root: nothing can be executed outside the directories of the machine's programs,
+    #: unless a path among `programs` leads there.
     no_execution: bool = False
 
     def executes_in(self, directory: str) -> bool:
@@ -135,12 +166,12 @@ class Confinement(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
     @property
     def limits_tree(self) -> bool:
-        """Whether it needs a cgroup."""
+        """Whether these limits need a cgroup."""
         return (self.total_memory_bytes, self.total_processes, self.cpu_cores) != (None, None, None)
 
 
 class ProcessSpec(Struct, frozen=True, omit_defaults=True):
-    """What to start and how. `process_id` is a key that the caller chooses, never an OS pid."""
+    """A process to start. `process_id` is a key that the caller chooses, not an OS pid."""
 
     process_id: str
     argv: tuple[str, ...]
@@ -160,16 +191,16 @@ class ProcessSpec(Struct, frozen=True, omit_defaults=True):
     limits: Limits | None = None
     confinement: Confinement | None = None
     kind: SpecKind = "direct"
-    #: Names this attempt, so that a start which is sent twice starts once.
+    #: Idempotency key: a repeated start with the same key starts one process.
     start_id: str | None = None
-    #: stderr is the same pipe as stdout, so that both come as one stream in the order in which they were printed.
+    #: stderr is the same pipe as stdout, so that both are one stream in the printed order.
     merge_stderr: bool = False
 
 
 class OutputChunk(Struct, frozen=True):
     """Bytes that one stream printed, at their absolute offset in that stream.
 
-    `seq` is the position in the process's one sequence over output, exit and close: read on after it.
+    `seq` is the position in the process's sequence of output, exit and close; continue reading after it.
     """
 
     stream: Stream
@@ -179,7 +210,7 @@ class OutputChunk(Struct, frozen=True):
 
 
 class OutputGap(Struct, frozen=True):
-    """Bytes of one stream that were printed and are no longer kept: exactly these, and no others."""
+    """Bytes of one stream that were printed and are no longer retained."""
 
     stream: Stream
     offset: int
@@ -187,7 +218,7 @@ class OutputGap(Struct, frozen=True):
 
 
 class ExitStatus(Struct, frozen=True):
-    """How a process ended: `exit_code` is 128 + n after signal n, as in every shell, and `signal` names it."""
+    """How a process ended. After signal n, `exit_code` is 128 + n, as in a shell, and `signal` is its name."""
 
     exit_code: int
     signal: str | None = None
@@ -198,24 +229,24 @@ class ExitStatus(Struct, frozen=True):
 
 
 class Exited(Struct, frozen=True):
-    """The process's leader ended; everything it printed before is in the log and came before this."""
+    """The process's leader ended; all output that it printed before has preceded this event."""
 
     seq: int
     status: ExitStatus
 
 
 class Closed(Struct, frozen=True):
-    """All streams ended: nobody holds them any more, nothing will come after this."""
+    """All streams reached end of file; this is the last event."""
 
     seq: int
 
 
-#: What happens to a process, in the order in which it happened.
+#: The events of a process, in order.
 ProcessEvent = OutputChunk | OutputGap | Exited | Closed
 
 
 class ReadResult(Struct, frozen=True):
-    """What came after a position. `next_seq` is the `after_seq` of the next read plus one."""
+    """Output and state of a process after a position; continue with `after_seq`."""
 
     chunks: tuple[OutputChunk, ...]
     next_seq: int
@@ -226,9 +257,14 @@ class ReadResult(Struct, frozen=True):
     gap: tuple[OutputGap, ...] = ()
     sandbox_denied: bool = False
 
+    @property
+    def after_seq(self) -> int:
+        """The position for the next read: the `after_seq` of `ExecApi.read` and the `since` of `Process.read`."""
+        return self.next_seq - 1
+
 
 class Snapshot(Struct, frozen=True):
-    """What is kept of a process's output now, with the head and the tail joined where the middle is gone."""
+    """The retained output of a process; head and tail are joined where the middle was dropped."""
 
     stdout: bytes
     stderr: bytes
@@ -239,7 +275,7 @@ class Snapshot(Struct, frozen=True):
 
 
 class ProcessInfo(Struct, frozen=True):
-    """One line of `holdfast ps`."""
+    """The status of a process: one line of `holdfast ps`."""
 
     process_id: str
     pid: int
@@ -258,51 +294,51 @@ class ProcessInfo(Struct, frozen=True):
     pty_bytes: int = 0
     size: TerminalSize | None = None
     user: str | None = None
-    #: Why its output, or how it ended, is not all known.
+    #: Why its output or its exit status is incomplete.
     failure: str | None = None
 
 
 class ProcessUsage(Struct, frozen=True, omit_defaults=True):
-    """What a process, a terminal or a shell uses, all that it started included.
+    """The resources of a process, a terminal or a shell, with all that it started.
 
-    CPU time and bytes are counted since its start, also of what has ended and was waited for; memory is what is
-    resident now, and what processes share is counted for each of them.
+    CPU time and bytes count from its start and include ended children that were reaped; memory is the resident size
+    now, and shared memory counts once for each process.
     """
 
     process_id: str
-    #: Whether the program itself runs; what it started may run on without it.
+    #: Whether the program itself runs; its children may run without it.
     running: bool
     process_count: int = 0
     thread_count: int = 0
-    #: The lowest pids of it, `USAGE_PIDS` at most.
+    #: Its lowest pids, at most `USAGE_PIDS`.
     pids: tuple[int, ...] = ()
     cpu_seconds: float = 0.0
     memory_bytes: int = 0
-    #: From and to storage, where the kernel lets us know.
+    #: From and to storage, where the kernel reports it.
     read_bytes: int = 0
     written_bytes: int = 0
-    #: What its streams have printed; of a shell, its commands included.
+    #: Output of its streams; for a shell, with its commands.
     printed_bytes: int = 0
-    #: What runs in the foreground of a terminal or a shell, and for how long; None at its prompt.
+    #: The foreground program of a terminal or a shell, and for how long it has run; None at its prompt.
     foreground: str | None = None
     foreground_seconds: float = 0.0
-    #: Whether that waits for input; None where the kernel does not tell.
+    #: Whether that program awaits input; None where the kernel does not report it.
     awaiting_input: bool | None = False
-    #: How old the oldest of the others is, the program itself left out.
+    #: The age of the oldest other process, without the program itself.
     background_seconds: float = 0.0
 
     @property
     def longest_running_seconds(self) -> float:
-        """Of what it started, the longest."""
+        """The longest run time among the processes that it started."""
         return max(self.foreground_seconds, self.background_seconds)
 
 
 class UsageSample(Struct, frozen=True, omit_defaults=True):
-    """One look at the processes of a sandbox."""
+    """One sample of the processes of a sandbox."""
 
-    #: Of those that were asked for and are known.
+    #: For the requested ids that are known.
     usages: tuple[ProcessUsage, ...]
-    #: Pids of what processes started that are not known any more; `USAGE_PIDS` at most.
+    #: Pids of leftover descendants of processes that are no longer known; at most `USAGE_PIDS`.
     strays: tuple[int, ...] = ()
 
 
@@ -314,7 +350,7 @@ class ShellInfo(Struct, frozen=True):
 
 
 class EnvironmentInfo(Struct, frozen=True):
-    """What kind of place the sandbox is."""
+    """The environment of a sandbox."""
 
     shell: ShellInfo
     cwd: str
@@ -325,24 +361,24 @@ class EnvironmentInfo(Struct, frozen=True):
     arch: str
     version: str
     features: tuple[str, ...] = ()
-    #: The command that runs holdfast there; a verb follows.
+    #: The command that runs holdfast there, without the verb.
     holdfast: tuple[str, ...] = ()
 
 
 class ClientInfo(Struct, frozen=True):
-    """A client that is connected to the server, and what it has started there."""
+    """A client that is connected to the server, and the number of its processes and shells."""
 
-    #: As the client named itself: `holdfast-python`, `holdfast-cli`, `holdfast-service` ...
+    #: The client's own name: `holdfast-python`, `holdfast-cli`, `holdfast-service` ...
     name: str
     #: The OS pid of the process that holds the connection, over a Unix socket; None elsewhere.
     pid: int | None = None
-    #: Processes of the client that run, terminals among them, and shells that are open.
+    #: Running processes of the client, with terminals, and open shells.
     processes: int = 0
     shells: int = 0
 
 
 class ServerStatus(Struct, frozen=True):
-    """How the server is."""
+    """The status of a server."""
 
     version: str
     pid: int
@@ -352,37 +388,36 @@ class ServerStatus(Struct, frozen=True):
     sessions: int
     spool: str
     spool_bytes: int
-    #: Live shells that are open.
+    #: Open live shells.
     shells: int = 0
-    #: Terminals that are open.
+    #: Open terminals.
     terminals: int = 0
     listening: tuple[str, ...] = ()
     #: How processes are marked and killed here: `cgroup`, `mark`, `tree`.
     containment: tuple[str, ...] = ()
-    #: The keeper's pid, how long it has been there, and how often it has started a server again; None without one.
+    #: The keeper's pid, its uptime, and the number of servers that it has restarted; None without a keeper.
     keeper_pid: int | None = None
     keeper_uptime: float | None = None
     restarts: int = 0
-    #: How much output is kept at most, how much room is left on the spool's file system, and what that is.
+    #: The limit of retained output, and the free room and type of the spool's file system.
     spool_limit: int = 0
     spool_free: int = 0
     spool_file_system: str = ""
-    #: What was lost when an earlier keeper was killed with its server; empty if nothing was.
+    #: A description of the losses when an earlier keeper was killed with its server; empty if there were none.
     lost: str = ""
-    #: For the Codex client, which reads this field alone.
+    #: For the Codex client, which reads only this field.
     status: Literal["ready"] = "ready"
-    #: The other clients that are connected, without the one that sent this request; None from a server that is too
-    #: old to list them.
+    #: The connected clients, without the one that sent this request; None from an older server.
     clients: tuple[ClientInfo, ...] | None = None
     #: Seconds since a client's last call, without calls that only observe the server; None from an older server.
     idle_seconds: float | None = None
 
 
 class ShellSpec(Struct, frozen=True):
-    """Which shell to start and how. `shell_id` is a key that the caller chooses."""
+    """A shell to start. `shell_id` is a key that the caller chooses."""
 
     shell_id: str
-    #: A name or a path; None is bash where there is one, else sh.
+    #: A name or a path; None: bash, or sh where bash is missing.
     shell: str | None = None
     cwd: str | None = None
     #: As in `ProcessSpec`.
@@ -398,45 +433,45 @@ class ShellSpec(Struct, frozen=True):
 
 
 class CommandSpec(Struct, frozen=True):
-    """One command for a live shell. The same `command_id` again is the same command."""
+    """One command for a live shell. `command_id` is an idempotency key."""
 
     command_id: str
     command: str
-    #: For this command alone; both are as before afterwards.
+    #: For this command alone; the shell keeps its own.
     cwd: str | None = None
     env: dict[str, str] | None = None
-    #: All of its stdin; None is an empty one.
+    #: Its whole stdin; None: empty.
     input: bytes | None = None
-    #: Seconds until it and what it started in the foreground are ended.
+    #: Seconds until the command and its foreground processes are ended.
     timeout: float | None = None
-    #: Keep its stdin writable, under its id, until it is closed or the command ends; goes without `input`.
+    #: Keep its stdin writable, under its id, until it is closed or the command ends; not with `input`.
     pipe_stdin: bool = False
 
 
 class CommandEnded(Struct, frozen=True):
-    """How a command in a shell ended. Everything it printed before is in its log and came before this."""
+    """How a command in a shell ended; all output that it printed before has preceded this event."""
 
     #: 124 after a timeout, 130 after an interrupt.
     exit_code: int
     #: The shell's working directory now.
     cwd: str
-    #: Seconds from when the shell was told to run it.
+    #: Seconds since the shell began it.
     duration: float
     timed_out: bool = False
-    #: The shell is a new one, in the same directory; `restored` says what it has of the old one.
+    #: The shell was replaced by a new one in the same directory, with the state that `restored` names.
     shell_restarted: bool = False
     restored: Literal["", "exports", "state"] = ""
-    #: The shell's state after it, and why it is closed.
+    #: The shell's state after it, and the reason if it is closed.
     state: ShellState = "idle"
     reason: str = ""
 
 
-#: What happens to a command in a shell, in the order in which it happened.
+#: The events of a command in a shell, in order.
 CommandEvent = OutputChunk | OutputGap | CommandEnded
 
 
 class ShellStatus(Struct, frozen=True):
-    """How a shell is."""
+    """The status of a shell."""
 
     shell_id: str
     #: The program.
@@ -448,13 +483,13 @@ class ShellStatus(Struct, frozen=True):
     #: Why it is closed.
     reason: str = ""
     exit_code: int | None = None
-    #: The command that runs now, and how many wait behind it.
+    #: The running command, and the number of queued ones.
     command: str | None = None
     command_id: str | None = None
     queued: int = 0
     commands_run: int = 0
     restarts: int = 0
-    #: Bytes that background jobs printed after their command had ended.
+    #: Bytes that background jobs printed after their command ended.
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     user: str | None = None
@@ -462,10 +497,10 @@ class ShellStatus(Struct, frozen=True):
 
 
 class TerminalSpec(Struct, frozen=True):
-    """Which terminal to open and what runs in it. `terminal_id` is a process id, too: `process/*` take it."""
+    """A terminal to open. `terminal_id` is also a process id, which `process/*` methods accept."""
 
     terminal_id: str
-    #: A shell by name or path, or a program with its arguments; None is bash where there is one, else sh.
+    #: A shell by name or path, or a program with its arguments; None: bash, or sh where bash is missing.
     argv: tuple[str, ...] | None = None
     size: TerminalSize = TerminalSize()
     cwd: str | None = None
@@ -478,9 +513,9 @@ class TerminalSpec(Struct, frozen=True):
     locale: str | None = None
     #: A shell reads the profile files, as after a login.
     login: bool = True
-    #: Have bash and zsh mark their prompts, so that it is known when a command ends.
+    #: Make bash and zsh mark their prompts, which shows when a command ends.
     integration: bool = True
-    #: Keep what is typed, for a recording; nothing that is typed while the terminal does not echo a line.
+    #: Retain typed input for a recording, except lines that the terminal does not echo.
     record_input: bool = False
     lifetime: Lifetime = "server"
     limits: Limits | None = None
@@ -489,7 +524,7 @@ class TerminalSpec(Struct, frozen=True):
 
 
 class TerminalStatus(Struct, frozen=True):
-    """How a terminal is."""
+    """The status of a terminal."""
 
     terminal_id: str
     pid: int
@@ -498,62 +533,62 @@ class TerminalStatus(Struct, frozen=True):
     size: TerminalSize
     cwd: str
     started_at: float
-    #: The position after everything so far.
+    #: The position after all output and events so far.
     token: int
-    #: Grows with every change of what is told here; `terminal/wait` can wait for the next.
+    #: Incremented at every change of this status; `terminal/wait` can wait for the next.
     changes: int
-    #: The prompt that is shown or was shown last, without colours; None before the first.
+    #: The current or last prompt, without colours; None before the first.
     prompt: str | None = None
-    #: Whether a program in the foreground, or behind one in a session of its own, is blocked on reading the
-    #: terminal; None where the kernel does not tell.
+    #: Whether a foreground program, or a child of it in another session, is blocked on reading the terminal; None
+    #: where the kernel does not report it.
     awaiting_input: bool | None = None
-    #: Whether the terminal shows what is typed, and whether it gives whole lines. A password: lines, no echo.
+    #: Whether the terminal echoes, and whether it reads lines. A password prompt reads lines without echo.
     echo: bool = True
     canonical: bool = True
-    #: What is in the foreground.
+    #: The foreground program.
     foreground: str | None = None
     foreground_pid: int | None = None
-    #: Bytes that were sent and that the terminal has not taken yet.
+    #: Bytes of input that the terminal has not accepted yet.
     input_queued: int = 0
-    #: Of the last command that ended, and of the program itself once it has ended.
+    #: The exit code of the last command, and of the program itself once it has ended.
     last_exit_code: int | None = None
     exit_code: int | None = None
     signal: str | None = None
     #: Why it is closed.
     reason: str = ""
-    #: The shell whose prompts are marked: `bash`, `zsh`, or none.
+    #: The shell that marks its prompts: `bash`, `zsh`, or empty.
     integration: str = ""
-    #: What programs have switched on: the other screen, pasting as such, cursor keys for applications.
+    #: Modes that programs have switched on.
     alternate_screen: bool = False
     bracketed_paste: bool = False
     application_cursor: bool = False
     user: str | None = None
-    #: The shell shows a continuation prompt: it asks for the rest of a command. The state is BUSY then.
+    #: The shell shows a continuation prompt, for the rest of a command. The state is then BUSY.
     continuation: bool = False
-    #: An interrupt was typed or sent, and no line was entered since: bash can drop the first byte of the next line.
+    #: An interrupt was sent and no line was entered since: bash can drop the first byte of the next line.
     interrupted: bool = False
 
     @property
     def queue(self) -> Literal["empty", "busy"]:
-        """Whether input waits to be taken."""
+        """Whether input is queued."""
         return "busy" if self.input_queued else "empty"
 
     @property
     def password_prompt(self) -> bool | None:
-        """Whether a program waits for a line that is not shown; None if only the waiting is not known."""
+        """Whether a program awaits a line without echo; None if it is not known whether it waits."""
         return self.awaiting_input if self.canonical and not self.echo else False
 
 
 class TerminalEvent(Struct, frozen=True, omit_defaults=True):
-    """Something that happened in a terminal: output, or one of the events between its bytes."""
+    """An event of a terminal: output, or an event between its bytes."""
 
-    #: The position after it: read on from here.
+    #: The position after it, from which to continue reading.
     token: int
     timestamp: float
     type: TerminalEventType
-    #: What was printed (`output`) or typed (`input`); of a mark, its escape sequence if marks were asked for.
+    #: Bytes of `output` or `input`; for a mark, its escape sequence if marks were requested.
     payload: bytes = b""
-    #: Where in the output it happened.
+    #: Its offset in the output.
     offset: int = 0
     #: The state after it.
     state: TerminalState = "RUNNING"
@@ -566,93 +601,123 @@ class TerminalEvent(Struct, frozen=True, omit_defaults=True):
     #: Positions that a gap skips.
     length: int = 0
     reason: str = ""
-    #: Row and column on the screen, from 0; only if the reader asked for it.
+    #: Row and column on the screen, from 0; only if requested.
     cursor_position: tuple[int, int] | None = None
-    #: With `prompt`: the shell's directory; None if it had gone on by then.
+    #: With `prompt`: the shell's directory; None if the shell had continued by then.
     cwd: str | None = None
 
 
+class ReadUntil(Struct, frozen=True, omit_defaults=True):
+    """Conditions of a terminal read. The first that holds ends the wait; so does the end of all output."""
+
+    #: The shell shows its prompt, and each line that was typed has begun to run.
+    prompt: bool = False
+    #: A program that a command started blocks in a read of the terminal, and has read all that was typed.
+    input: bool = False
+    #: The output after `since` contains this text. Not a regular expression, which could block the server.
+    text: str = ""
+    #: So many positions after `since` are there: bytes and events. 0 is no condition.
+    size: int = 0
+    #: If `size` was reached, and the output ends within a line: wait this long for a program to read input, because
+    #: a program prints its question just before it reads the answer.
+    settle_ms: int = 0
+
+
+class ReadOutcome(Struct, frozen=True):
+    """The state of a terminal at the end of a read with `ReadUntil`, in one reply with the output."""
+
+    #: The condition that holds; None if the time was over or the output ended.
+    reached: ReadCondition | None
+    #: Whether the shell shows its prompt, and each line that was typed has begun to run.
+    idle: bool
+    #: The text after the last line end, of at most 256 bytes: the question of a program that reads input.
+    line: str
+    terminal: TerminalStatus
+
+
 class TerminalRead(Struct, frozen=True):
-    """What came after a position."""
+    """Output and events after a position."""
 
     events: tuple[TerminalEvent, ...]
     #: The `since` of the next read.
     token: int
     state: TerminalState
-    #: Something between was printed and is no longer kept: a `gap` says where.
+    #: Output in between is no longer retained; a `gap` event stands for it.
     truncated: bool = False
-    #: Nothing will come any more.
+    #: The terminal is closed and all events were read.
     closed: bool = False
+    #: Of a read with `ReadUntil`. None from servers before this field.
+    outcome: ReadOutcome | None = None
 
 
 class TerminalCommandEnded(Struct, frozen=True):
-    """How a command that was typed at the prompt ended, and what the terminal showed from its start to its end."""
+    """The end of a command that was typed at the prompt, and the output from its start to its end."""
 
     #: 124 after a timeout.
     exit_code: int
-    #: Seconds, from when it was typed.
+    #: Seconds since it was typed.
     duration: float
     output: bytes
-    #: Where its output begins and ends.
+    #: The positions of the beginning and the end of its output.
     start_token: int
     end_token: int
     timed_out: bool = False
-    #: More was printed than is here: the most recent part is.
+    #: More was printed: this is the most recent part.
     truncated: bool = False
     #: The terminal's state after it; BUSY if it could not be stopped, CLOSED if it ended the shell.
     state: TerminalState = "IDLE"
     reason: str = ""
-    #: The prompt after it, and how much of the status had changed by then.
+    #: The prompt after it, and the `changes` of the status at that time.
     prompt: str | None = None
     changes: int = 0
 
 
 class FileInfo(Struct, frozen=True, kw_only=True):
-    """What a file is. `mode` has the permission bits alone."""
+    """The attributes of a file. `mode` has only the permission bits."""
 
     type: FileType
     size: int
     mode: int
-    #: When its content last changed, in nanoseconds since 1970: a float would not hold it.
+    #: Modification time in nanoseconds since 1970, for which a float is not precise enough.
     mtime_ns: int
     uid: int
     gid: int
-    #: Where a symbolic link leads, as it is written in it.
+    #: The content of a symbolic link.
     target: str | None = None
 
     @property
     def mtime(self) -> float:
-        """When its content last changed, in seconds since 1970."""
+        """Modification time in seconds since 1970."""
         return self.mtime_ns / 1e9
 
 
 class DirEntry(FileInfo, frozen=True, kw_only=True):
-    """A file in a directory; of a symbolic link the link itself."""
+    """An entry of a directory; for a symbolic link, the link itself."""
 
     name: str
 
 
 class DirPage(Struct, frozen=True):
-    """Entries of a directory in the order of their names; `more` come after the last of them."""
+    """Entries of a directory in the order of their names; `more` follow after the last of them."""
 
     entries: tuple[DirEntry, ...]
     more: bool
 
 
 class FilePiece(Struct, frozen=True, kw_only=True):
-    """A part of a file. `chunk` stands last, as in `process/output`."""
+    """A part of a file. `chunk` is the last field, as in `process/output`."""
 
     #: The size of the whole file now.
     size: int
-    #: Nothing comes after this piece, now.
+    #: The file ends with this piece, now.
     eof: bool
-    #: Tells one file from another that got its name meanwhile.
+    #: Identifies the file, in case another one gets its name meanwhile.
     file_id: str
     data: bytes = msgspec.field(name="chunk")
 
 
 class FileAttributes(Struct, frozen=True, omit_defaults=True):
-    """What a file is to have; None leaves it as it is, or as a new file gets it."""
+    """Attributes to set on a file; None leaves one as it is, or at the default of a new file."""
 
     mode: int | None = None
     mtime_ns: int | None = None

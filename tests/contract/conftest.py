@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from contract.ways import BY_HAND, REMOTE_WAYS, SMALL, WAYS, Starter, address_of, end_everything, open_box
 from holdfast import Sandbox
-from holdfast.testing.servers import Conversation, RunningServer, conversation, running_server
+from tests.contract.ways import BY_HAND, REMOTE_WAYS, SMALL, WAYS, Starter, address_of, end_everything, open_box
+from tests.support.servers import Conversation, RunningServer, conversation, running_server
 
 #: The slowest test takes a few seconds.
 HANG_SECONDS = 60

@@ -11,7 +11,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-from faults.relay import Opened, Relay, Way
+from tests.faults.relay import Opened, Relay, Way
 
 #: Cuts come in three sizes: in the handshake, in the first messages, and far into the output.
 RANGES: Final = ((1, 400), (400, 20_000), (100_000, 2_500_000))

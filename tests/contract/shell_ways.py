@@ -1,4 +1,4 @@
-"""Shells over each way, on a server whose bounds a test can meet. Nothing of a test's shells outlives the test."""
+"""Shells over each way, on a server with bounds that a test can meet. No shell outlives its test."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from contract.ways import open_box
 from holdfast import OutputChunk, Sandbox
 from holdfast.client.shell import Shell
-from holdfast.testing.servers import RunningServer
 from holdfast.types import CommandEvent, ShellStatus
+from tests.contract.ways import open_box
+from tests.support.servers import RunningServer
 
 #: Settings that are small enough to be met by a test.
 SHELL_SETTINGS: Final[dict[str, Any]] = {
@@ -36,7 +36,7 @@ async def shell_box(way: str, server: RunningServer) -> AsyncIterator[Sandbox]:
 
 
 async def until_queued(shell: Shell, count: int) -> ShellStatus:
-    """Ask until so many commands wait behind the one that runs: no event tells."""
+    """Poll until so many commands wait behind the running one: no event reports the queue."""
     while (status := await shell.describe()).queued != count:  # noqa: ASYNC110
         await asyncio.sleep(0)
     return status

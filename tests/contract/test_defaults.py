@@ -10,7 +10,7 @@ import pytest
 
 from holdfast import Completed, ExecRemoteOptions, OutputChunk, Sandbox, StdoutChunk
 from holdfast.errors import CommandNotFound, InvalidRequest, NotExecutable
-from holdfast.testing.servers import RunningServer
+from tests.support.servers import RunningServer
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 

@@ -17,14 +17,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from contract.cutting_proxy import CuttingProxy, cutting_tcp, cutting_unix
 from holdfast import OutputChunk, Sandbox
-from holdfast.client.connection import Connection
+from holdfast.client.channel_connection import ChannelConnection
 from holdfast.client.dial import Address, dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.exec_api import EventStream
-from holdfast.testing.servers import RunningServer, server_environment
 from holdfast.wire.messages import Encoding
+from tests.contract.cutting_proxy import CuttingProxy, cutting_tcp, cutting_unix
+from tests.support.servers import RunningServer, server_environment
 
 #: `command` is the long-lived channel of a host that can only execute: `holdfast connect`, through the same proxy.
 CUT_WAYS = ("unix", "unix-json", "ws", "ws-json", "command")
@@ -56,7 +56,7 @@ async def broken_connection(
             proxy = await stack.enter_async_context(cutting_unix(path, server.socket, seed))
             connect = [sys.executable, "-m", "holdfast", "connect"]
             address = connect if scheme == "command" else f"unix:{path}"
-        connection = Connection(
+        connection = ChannelConnection(
             dialer(address, env=environment),
             address=way,
             encoding=cast(Encoding, encoding or "msgpack"),
@@ -143,7 +143,7 @@ async def test_starts_and_calls_happen_once_however_often_the_connection_breaks(
                 assert await one(number) == b"%d:word-%d\n" % (number, number)
                 number += 1
         assert log.read_text().split() == [str(n) for n in range(number)]
-        # Asked twice, whether it was running would have two answers.
+        # Repeated, whether it was running would have two answers.
         proxy.peaceful = True
         reading.cancel()
         await asyncio.wait([reading])

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from contract.ways import Starter, kill_quietly, line_of, printed
 from holdfast import ExitStatus, Sandbox
 from holdfast.errors import InvalidRequest, UnknownProcess, UnknownSignal
-from holdfast.testing.servers import is_alive
+from tests.contract.ways import Starter, kill_quietly, line_of, printed
+from tests.support.servers import is_alive
 
 
 async def test_exit_codes(starter: Starter) -> None:
@@ -62,7 +62,7 @@ async def test_a_child_in_a_group_of_its_own_gets_no_signal_of_ours(box: Sandbox
 
 # --- trees --------------------------------------------------------------------------------------------------------
 
-#: Ways of getting away. Each prints the pid of who tries.
+#: Ways to leave the process tree. Each prints the pid of the process that tries.
 ESCAPES = {
     "plain child": "sleep 1000 & echo pid: $!; wait",
     "setsid": "setsid sh -c 'echo pid: $$; exec sleep 1000' & wait",
@@ -115,7 +115,7 @@ async def test_a_tree_that_keeps_forking_is_killed(box: Sandbox) -> None:
     process = await box.start([sys.executable, "-I", "-S", "-c", fork])
     await process.wait_for_output("ready")
     await process.terminate(force=True)
-    # Whoever lived on would hold the streams open, and this would not end.
+    # A surviving process would hold the streams open, and this would not end.
     assert await printed(process) == b"ready\n"
     assert (await process.describe()).closed
 

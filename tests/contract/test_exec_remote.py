@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from contract.ways import fifo
 from holdfast.errors import UnknownProcess
-from holdfast.testing.servers import Conversation, is_alive
+from tests.contract.ways import fifo
+from tests.support.servers import Conversation, is_alive
 
 
 async def begin(talk: Conversation, command: str, **more: Any) -> int:
@@ -73,7 +73,7 @@ async def test_a_lost_reply_is_told_again(talk: Conversation) -> None:
     while last["state"] == "running":
         last = await poll(talk, pid, ack_seq=last["seq"])
     assert (last["state"], last["exit_code"], last.get("stdout", "")) == ("completed", 1, "")
-    # Even the end may be lost, and is told again until it is acknowledged.
+    # Even the exit event may be lost, and is sent again until it is acknowledged.
     repeated = await talk.result("exec_remote_poll", pid=pid, ack_seq=last["seq"] - 1)
     assert (repeated["state"], repeated["exit_code"]) == ("completed", 1)
     with pytest.raises(UnknownProcess, match=str(pid)):

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from contract import cutting_proxy
 from holdfast import Sandbox
 from holdfast.client.dial import open_connection
 from holdfast.client.remote import RemoteExec
@@ -29,13 +28,14 @@ from holdfast.errors import (
     PermissionRefused,
     UnknownUser,
 )
-from holdfast.testing.servers import RunningServer
 from holdfast.types import FILE_PIECE_BYTES
+from tests.contract import cutting_proxy
+from tests.support.servers import RunningServer
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 MIB = 1024 * 1024
 NOBODY = "65534:65534"
-#: No UTF-8, and a name that looks like a URI.
+#: No UTF-8, and a name that resembles a URI.
 ODD_NAMES = (b"caf\xe9", b"file:x", b"two\nlines", "ünï".encode(), b"back\\slash", b"100%25")
 
 
@@ -51,7 +51,7 @@ def way(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory that everybody may enter and write to: pytest's own is its user's alone."""
+    """A directory that every user may enter and write to: pytest's own is its user's alone."""
     for each in (tmp_path, *tmp_path.parents[:2]):
         each.chmod(0o777)
     return tmp_path
@@ -329,7 +329,7 @@ async def test_a_user_gets_at_nothing_that_is_not_his(box: Sandbox, place: Path)
         await box.write_file(place / "closed" / "new", "x", user=NOBODY)
     with pytest.raises(PermissionRefused):
         await box.remove(place / "closed", recursive=True, user=NOBODY)
-    # What a process of the server has open is not to be had by the number either.
+    # Descriptors of the server's process cannot be opened by their number either.
     for number in range(12):
         with pytest.raises((PermissionRefused, FileNotFound, FileError)):
             await box.read_file(f"/proc/self/fd/{number}", user=NOBODY)

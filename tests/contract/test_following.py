@@ -14,10 +14,6 @@ from typing import Any
 
 import pytest
 
-from contract.cutting_proxy import cutting_unix
-from contract.test_output import BLOCK, blocks_hash, print_blocks
-from contract.ways import end_everything, open_box
-from faults.relay import Relay, Way
 from holdfast import (
     Completed,
     ExecRemoteOptions,
@@ -28,11 +24,15 @@ from holdfast import (
     Sandbox,
     StdoutChunk,
 )
-from holdfast.client.connection import Connection
+from holdfast.client.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.exec_api import EventStream
-from holdfast.testing.servers import RunningServer, running_server
+from tests.contract.cutting_proxy import cutting_unix
+from tests.contract.test_output import BLOCK, blocks_hash, print_blocks
+from tests.contract.ways import end_everything, open_box
+from tests.faults.relay import Relay, Way
+from tests.support.servers import RunningServer, running_server
 
 MIB = 1024 * 1024
 #: Of each stream a twelfth of what the tests print is kept, or less. No reader is ever given up.
@@ -54,7 +54,7 @@ def all_counted() -> bytes:
 
 
 def counted(offset: int, length: int) -> bytes:
-    """What `COUNT` prints there."""
+    """The output of `COUNT` there."""
     return all_counted()[offset : offset + length]
 
 
@@ -279,7 +279,7 @@ class SlowWay(Way):
 
 @contextlib.asynccontextmanager
 async def connected(path: str) -> AsyncIterator[Sandbox]:
-    connection = Connection(dialer(f"unix:{path}"), address=path, encoding="msgpack")
+    connection = ChannelConnection(dialer(f"unix:{path}"), address=path, encoding="msgpack")
     await connection.open()
     box = Sandbox(RemoteExec(connection))
     try:

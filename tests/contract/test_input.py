@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from contract.ways import fifo, printed
 from holdfast import ProcessSpec, Sandbox, TerminalSize
 from holdfast.errors import DuplicateProcess, StdinClosed, UnknownProcess
+from tests.contract.ways import fifo, printed
 
 
 async def test_stdin_is_closed_by_default(box: Sandbox) -> None:

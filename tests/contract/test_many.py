@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from contract.ways import end_everything, open_box
 from holdfast import Closed, OutputChunk, Process, Sandbox, TerminalSize
-from holdfast.testing.servers import RunningServer, conversation, is_alive
+from tests.contract.ways import end_everything, open_box
+from tests.support.servers import RunningServer, conversation, is_alive
 
 MANY = 1_000
 

@@ -1,6 +1,6 @@
-"""Nobody waits for anybody else's long poll or flood: told by the order of replies, not by a clock.
+"""No call waits for another client's long poll or flood: shown by the order of replies, not by a clock.
 
-Spoken by hand, so that the test decides when the connection is read and when it is not.
+Sent by hand, so that the test decides when the connection is read and when it is not.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from contract.ways import SMALL, address_of
 from holdfast import Sandbox
-from holdfast.testing.servers import Conversation, RunningServer, conversation, is_alive, running_server
+from tests.contract.ways import SMALL, address_of
+from tests.support.servers import Conversation, RunningServer, conversation, is_alive, running_server
 
-#: What the kernel and the libraries may hold of a connection that nobody reads, both ends together.
+#: The bytes that the kernel and the libraries may hold of an unread connection, both ends together.
 IN_FLIGHT = 14_000_000
 
 
@@ -58,7 +58,7 @@ async def test_control_overtakes_a_flood_that_is_not_read(talk: Conversation) ->
     total, cycle = 64_000_000, b"0123456789abcdef\n"
     script = f"yes 0123456789abcdef | head -c {total}"
     await start(talk, "flood", script, subscribe=True, overflow="block")
-    # The process waits for its reader, so most of the flood is still to come when the question is asked.
+    # The process waits for its reader, so most of the flood is still to come when the request is sent.
     first = await talk.notice("process/output")
     asked = await talk.ask("process/list")
     listed = await talk.reply(asked)
@@ -103,7 +103,7 @@ async def never_read(address: str | list[str], server: RunningServer) -> None:
             await deaf.ask(
                 "process/start", processId=f"flood-{number}", argv=["sh", "-c", "yes | head -c 100000000"]
             )
-        # Their starts are not answered in any order that we can see, so look for them.
+        # Their starts are not answered in an order that is known here, so search for them.
         while len((await talk.result("process/list"))["processes"]) < 4:
             pass
         for number in range(4):
@@ -115,7 +115,7 @@ async def never_read(address: str | list[str], server: RunningServer) -> None:
 
 
 async def test_a_deaf_client_that_asks_for_much_is_not_read_on(server: RunningServer) -> None:
-    """Replies that nobody reads are bounded too: requests wait in the socket once enough replies are queued."""
+    """Unread replies are bounded too: requests wait in the socket once enough replies are queued."""
     async with conversation(server.address("unix")) as deaf, conversation(server.address("unix")) as talk:
         await talk.initialize()
         await deaf.initialize()

@@ -1,4 +1,4 @@
-"""What a process prints arrives byte for byte, in order, with its exit and its close behind it."""
+"""Output of a process arrives byte for byte, in order, with its exit and its close behind it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from contract.ways import Starter, fifo, printed
 from holdfast import Closed, Exited, ExitStatus, OutputChunk, OutputGap, Sandbox, TerminalSize
 from holdfast.errors import TimeoutError, UnknownProcess
 from holdfast.exec_api import EventStream
 from holdfast.types import ProcessEvent
+from tests.contract.ways import Starter, fifo, printed
 
 #: Blocks of an odd size, each with its number: a byte that is lost, doubled or moved changes the hash.
 BLOCK = 1_048_583
@@ -177,10 +177,10 @@ async def test_a_read_waits_for_output_and_for_the_end(starter: Starter) -> None
     first = await waiting
     seen = b"".join(chunk.data for chunk in first.chunks)
     while not seen.endswith(starter.lines(b"word\n")):
-        result = await process.read(since=first.next_seq - 1, wait=60)
+        result = await process.read(since=first.after_seq, wait=60)
         seen += b"".join(chunk.data for chunk in result.chunks)
         first = result
-    waiting = asyncio.create_task(process.read(since=first.next_seq - 1, wait=60))
+    waiting = asyncio.create_task(process.read(since=first.after_seq, wait=60))
     await process.terminate(force=True)
     assert (await waiting).next_seq > first.next_seq
 

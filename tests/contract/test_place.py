@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from contract.ways import printed
 from holdfast import EnvPolicy, Limits, Sandbox
 from holdfast.errors import CommandNotFound, CwdNotFound, InvalidParams, TimeoutError
 from holdfast.testing.sandbox_suite import TIMEOUTS
+from tests.contract.ways import printed
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
@@ -134,7 +134,7 @@ async def test_wait_for_port_returns_when_somebody_listens(box: Sandbox) -> None
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         waiting = asyncio.create_task(box.wait_for_port(port, timeout=60))
-        # A call that comes back meanwhile shows that the wait was under way before anybody listened.
+        # A call that comes back meanwhile shows that the wait was under way before the server listened.
         assert await box.processes() == []
         assert not waiting.done()
         listener.listen()

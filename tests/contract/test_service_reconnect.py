@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import holdfast
-from contract.cutting_proxy import cutting_unix
-from holdfast.client.connection import Connection
+from holdfast.client.connection import ClientConnection
 from holdfast.client.dial import open_connection
 from holdfast.client.host_call import call_service
-from holdfast.testing.servers import running_server
+from tests.contract.cutting_proxy import cutting_unix
+from tests.support.servers import running_server
 
 
 class Host:
-    """Counts how often it was asked."""
+    """Counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -30,7 +30,7 @@ class Host:
             yield b"%d\n" % number
 
 
-async def ask(connection: Connection, instance: str, method: str, body: bytes) -> list[bytes]:
+async def ask(connection: ClientConnection, instance: str, method: str, body: bytes) -> list[bytes]:
     async with aclosing(call_service(connection, "model", instance, method, body)) as pieces:
         return [piece async for piece in pieces]
 

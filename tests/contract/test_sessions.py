@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from contract.ways import SMALL, address_of
-from holdfast.testing.servers import Conversation, RunningServer, conversation
+from tests.contract.ways import SMALL, address_of
+from tests.support.servers import Conversation, RunningServer, conversation
 
 #: Over stdio the server ends with its connection; a session can be resumed where the server stays.
 WAYS = ("unix", "ws")
@@ -156,7 +156,7 @@ async def test_a_start_and_a_write_that_are_sent_again_happen_once(server: Runni
 
 
 async def test_json_and_messagepack_meet_at_one_process(server: RunningServer) -> None:
-    """What one encoding writes the other reads."""
+    """One encoding reads what the other writes."""
     import holdfast
 
     async with conversation(server.address("unix")) as by_hand, holdfast.connect(server.address("ws")) as box:

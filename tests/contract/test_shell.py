@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from contract.shell_ways import SHELL_SETTINGS, Running, late_output, shell_box, until_queued
-from contract.ways import fifo
 from holdfast import OutputChunk, Sandbox
 from holdfast.client.shell import Shell
 from holdfast.errors import (
@@ -23,8 +21,10 @@ from holdfast.errors import (
     LimitReached,
     UnknownShell,
 )
-from holdfast.testing.servers import RunningServer, is_alive, running_server
 from holdfast.types import CommandEnded, CommandEvent, CommandSpec, OutputGap, ShellState
+from tests.contract.shell_ways import SHELL_SETTINGS, Running, late_output, shell_box, until_queued
+from tests.contract.ways import fifo
+from tests.support.servers import RunningServer, is_alive, running_server
 
 
 @pytest.fixture(scope="module")

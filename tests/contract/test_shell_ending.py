@@ -1,4 +1,4 @@
-"""How commands, shells and what they started end, over every way: nothing hangs, nothing is left, it says why."""
+"""How commands, shells and their children end, over every way: no hang, no leftovers, and a reason."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from contract.shell_ways import SHELL_SETTINGS, Running, shell_box, until_queued
-from contract.ways import fifo, kill_quietly, open_box
 from holdfast import Sandbox
 from holdfast.client.shell import Shell
 from holdfast.errors import ShellClosed, UnknownShell
-from holdfast.testing.servers import RunningServer, is_alive, running_server
+from tests.contract.shell_ways import SHELL_SETTINGS, Running, shell_box, until_queued
+from tests.contract.ways import fifo, kill_quietly, open_box
+from tests.support.servers import RunningServer, is_alive, running_server
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +87,11 @@ async def test_a_command_in_time_is_none_of_it(sh: Shell) -> None:
 
 # --- the shell ends -----------------------------------------------------------------------------------------------
 
-#: What ends a shell, how its command ends then, and what is said of it later.
+#: The cause of a shell's end, the end of its command then, and the later error.
 DEATHS = {
     "echo bye; exit 3": (3, "exited with code 3"),
     "echo bye; kill -9 $$": (137, "killed by SIGKILL"),
-    # Whether another program ends at once, or the shell itself, cannot be told apart for certain.
+    # Whether another program ends at once, or the shell itself, cannot be distinguished for certain.
     "echo bye; exec true": (0, "exited with code 0|replaced by .*exec.* exit code 0"),
     "trap 'echo bye' EXIT; exit": (0, "exited with code 0"),
 }
@@ -181,12 +181,12 @@ async def test_a_closed_shell_leaves_its_jobs_if_asked_to(sh: Shell, tmp_path: P
     with fifo(str(tmp_path), "go") as (path, fd):
         job = int((await sh.run(f"{{ read x < {path}; echo late; exec sleep 1000; }} & echo $!")).stdout)
         try:
-            await sh.close(keep=True)
+            await sh.close(jobs="keep")
             assert (is_alive(job), is_alive(sh.pid)) == (True, False)
             with pytest.raises(ShellClosed, match="closed"):
                 await sh.run("true")
             os.write(fd, b"\n")
-            # What it prints is still the shell's.
+            # Its output is still the shell's.
             async for event in sh.output():
                 assert (event.stream, event.offset) == ("stdout", 0)
                 break

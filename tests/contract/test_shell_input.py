@@ -1,4 +1,4 @@
-"""Commands in a live shell, and processes that begin with its state, whose stdin stays open; over every way."""
+"""Commands in a live shell, and processes that begin with its state, with an open stdin; over every way."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from contract.shell_ways import SHELL_SETTINGS, Running, shell_box, until_queued
 from holdfast import OutputChunk, Sandbox
 from holdfast.client.shell import Shell
 from holdfast.errors import InvalidParams, StdinClosed
 from holdfast.testing.sandbox_suite import TIMEOUTS
-from holdfast.testing.servers import RunningServer, running_server
 from holdfast.types import CommandEnded
-from support.parts import require
+from tests.contract.shell_ways import SHELL_SETTINGS, Running, shell_box, until_queued
+from tests.support.parts import require
+from tests.support.servers import RunningServer, running_server
 
 #: Echoes each line, with the shell's own variable in front, until the end of its input.
 ECHO = 'word=kept; echo ready; while read -r line; do echo "$word $line"; done; echo over; cd /; (exit 3)'

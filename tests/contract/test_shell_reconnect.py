@@ -15,18 +15,18 @@ from typing import cast
 
 import pytest
 
-from contract.shell_ways import SHELL_SETTINGS, Running
-from contract.test_disconnect import broken_connection
-from contract.ways import address_of, fifo
 from holdfast import OutputChunk, Sandbox
-from holdfast.client.connection import Connection
+from holdfast.client.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import UnknownShell
-from holdfast.testing.servers import Conversation, RunningServer, conversation, is_alive, running_server
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.types import CommandEnded
 from holdfast.wire.messages import Encoding
+from tests.contract.shell_ways import SHELL_SETTINGS, Running
+from tests.contract.test_disconnect import broken_connection
+from tests.contract.ways import address_of, fifo
+from tests.support.servers import Conversation, RunningServer, conversation, is_alive, running_server
 
 MEGABYTE = 1_000_003
 PRINT = f"""
@@ -61,7 +61,9 @@ class Gate:
         self._open = asyncio.Event()
         self._open.set()
         self._channel: Channel | None = None
-        self.connection = Connection(self._through, address=way, encoding=cast(Encoding, encoding or "msgpack"))
+        self.connection = ChannelConnection(
+            self._through, address=way, encoding=cast(Encoding, encoding or "msgpack")
+        )
 
     async def _through(self, receiver: Receiver) -> Channel:
         await self._open.wait()
@@ -188,7 +190,7 @@ async def test_a_caller_that_gives_up_while_nobody_is_connected_ends_its_command
         running.task.cancel()
         await asyncio.wait([running.task])
         gate.open()
-        # It would wait for ever behind a command that nobody ended.
+        # It would wait for ever behind a command that never ends.
         async with asyncio.timeout(60):
             assert (await sh.run("echo ${word-unset}")).stdout == "unset\n"
         assert not is_alive(child)

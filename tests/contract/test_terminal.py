@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from contract.ways import printed
 from holdfast import ExitStatus, Process, Sandbox, TerminalSize
 from holdfast.errors import InvalidParams, NotATerminal
+from tests.contract.ways import printed
 
 
 async def terminal(box: Sandbox, script: str, size: TerminalSize | None = None) -> Process:

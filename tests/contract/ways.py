@@ -10,20 +10,20 @@ from typing import Any, Final, cast
 
 import holdfast
 from holdfast import ExecServerConfig, Process, Sandbox, TerminalSize
-from holdfast.client.connection import Connection
+from holdfast.client.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer, open_connection
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import UnknownProcess
-from holdfast.testing.servers import RunningServer, server_command, server_environment
-from holdfast.testing.signalling import send_signal
 from holdfast.types import StdinMode, Stream
 from holdfast.wire.messages import Encoding
+from tests.support.servers import RunningServer, server_command, server_environment
+from tests.support.signalling import send_signal
 
-#: Where the server is, and what is spoken to it. JSON over stdio is spoken by hand: see `BY_HAND`.
+#: Where the server is, and its protocol. JSON over stdio is sent by hand: see `BY_HAND`.
 WAYS: Final = ("inprocess", "unix", "unix-json", "stdio", "ws", "ws-json")
 #: Those over which a connection can be lost while the server stays.
 REMOTE_WAYS: Final = ("unix", "unix-json", "ws", "ws-json")
-#: What a `Conversation` can be held over; it speaks JSON.
+#: Transports of a `Conversation`; it sends JSON.
 BY_HAND: Final = ("unix", "stdio", "ws")
 
 #: Settings that are small enough to be met by a test.
@@ -37,7 +37,7 @@ SMALL: Final[dict[str, Any]] = {
 
 
 def address_of(way: str, server: RunningServer, settings: Mapping[str, Any]) -> str | list[str]:
-    """What to connect to. Over stdio every connection has a server of its own."""
+    """The address to connect to. Over stdio every connection has a server of its own."""
     scheme = way.partition("-")[0]
     if scheme == "stdio":
         return server_command(["stdio"], {"spool_directory": server.spool, **settings})
@@ -53,7 +53,7 @@ async def open_box(way: str, server: RunningServer, settings: Mapping[str, Any])
             yield box
         return
     _, _, encoding = way.partition("-")
-    connection = Connection(
+    connection = ChannelConnection(
         dialer(address_of(way, server, settings), env=server_environment()),
         address=way,
         encoding=cast(Encoding, encoding or "msgpack"),
@@ -94,12 +94,12 @@ class Starter:
         return await self.box.start(["sh", "-c", script], tty=TerminalSize() if self.tty else None, stdin=stdin)
 
     def lines(self, text: bytes) -> bytes:
-        """What comes out when `text` is printed: a terminal turns newlines into carriage return and newline."""
+        """The bytes that arrive when `text` is printed: a terminal turns LF into CR LF."""
         return text.replace(b"\n", b"\r\n") if self.tty else text
 
 
 async def printed(process: Process, since: int = 0) -> bytes:
-    """All output of a process, whose streams must hold no gaps."""
+    """All output of a process with streams that must hold no gaps."""
     parts = []
     async for chunk in process.output(since):
         assert isinstance(chunk, holdfast.OutputChunk), chunk

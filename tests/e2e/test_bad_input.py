@@ -1,4 +1,4 @@
-"""What bad input gets: an error with its own code that names the offending thing, and a connection that goes on."""
+"""Bad input gets an error with its own code that names the offending thing, and the connection goes on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.testing.servers import (
+from tests.support.servers import (
     Conversation,
     RunningServer,
     conversation,
@@ -42,7 +42,7 @@ async def talk(request: pytest.FixtureRequest, server: RunningServer) -> AsyncIt
 
 
 async def said(talk: Conversation, raw: bytes) -> tuple[int, str]:
-    """Say something that has no id to answer to."""
+    """Send a message that has no id to answer to."""
     await talk.line.write(raw)
     reply = await talk.hear()
     assert reply["id"] is None
@@ -50,7 +50,7 @@ async def said(talk: Conversation, raw: bytes) -> tuple[int, str]:
 
 
 async def refused(talk: Conversation, **spec: Any) -> tuple[int, str, str]:
-    """Start something that cannot be; the code, the message and whose fault it is."""
+    """Start something impossible; return the code, the message and the side at fault."""
     reply = await talk.reply(await talk.ask("process/start", **{"processId": "bad", **spec}))
     listed = await talk.result("process/list")
     assert "bad" not in [process["processId"] for process in listed["processes"]]
@@ -255,7 +255,7 @@ async def test_arguments_that_are_too_long_for_the_kernel() -> None:
 
 async def test_a_size_without_a_terminal(talk: Conversation) -> None:
     code, message, _ = await refused(talk, argv=["true"], size={"rows": 24, "cols": 80})
-    assert (code, message) == (-32602, "size goes with tty")
+    assert (code, message) == (-32602, "size needs tty")
     code, message, _ = await refused(talk, argv=["true"], tty=True, size={"rows": 0, "cols": 80})
     assert (code, "0x80" in message) == (-32602, True)
 

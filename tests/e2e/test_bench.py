@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.testing.engines import Missing, need
-from holdfast.testing.postgres import postgres_programs
+from tests.support.engines import Missing, need
+from tests.support.postgres import postgres_programs
 
 ROOT = Path(__file__).parents[2]
 #: Every row, and its target: a bound and a limit. None is shown for comparison alone.
@@ -93,7 +93,7 @@ ADDED = {"kept-start": 0.15, "bridge-call": 3.0, "bridge-first": 3.0, "service-m
 
 
 def is_here(name: str) -> bool:
-    """The benchmark leaves out what it cannot compare with here, and says so."""
+    """The benchmark leaves out missing peers, and prints their names."""
     if name.startswith("box-"):
         try:
             need("docker", "dockerd", "busybox")

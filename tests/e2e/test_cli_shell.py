@@ -21,15 +21,15 @@ import typer
 import holdfast.sync
 from holdfast.__main__ import main
 from holdfast.cli.verbs.terminal.shell import SUB_VERBS, row
-from holdfast.testing.servers import (
+from holdfast.types import ShellStatus
+from tests.support.parts import needs
+from tests.support.servers import (
     MARK_VARIABLE,
     PATIENCE_SECONDS,
     RunningServer,
     running_server,
     server_environment,
 )
-from holdfast.types import ShellStatus
-from support.parts import needs
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 NOTE = b"holdfast: "
@@ -40,7 +40,7 @@ class Holdfast:
 
     def __init__(self, server: RunningServer) -> None:
         self.server = server
-        # The mark is in our environment too, because what runs here gets ours: the server's end looks for it.
+        # The mark is in our environment too: children here inherit it, and the final check finds them by it.
         mark = {MARK_VARIABLE: server.mark}
         self.environment = {**server_environment(HOLDFAST_DIRECTORY=server.directory), **mark}
         self.environment.pop("HOLDFAST_SANDBOX", None)
@@ -83,7 +83,7 @@ def command() -> Iterator[Holdfast]:
 
 @pytest.fixture
 def box(command: Holdfast) -> Iterator[holdfast.sync.Sandbox]:
-    """The same server, for looking at it without starting a program."""
+    """The same server, for calls without starting a program."""
     with holdfast.sync.connect(command.server.address("unix")) as box:
         yield box
 
@@ -100,7 +100,7 @@ def screen() -> Iterator[tuple[int, int]]:
 def read_until(fd: int, text: bytes) -> bytes:
     seen = b""
     while text not in seen:
-        # A terminal has no end that would tell that whoever was to write this has failed.
+        # A terminal has no end of file that would show that its writer has failed.
         assert select.select([fd], [], [], PATIENCE_SECONDS)[0], seen
         data = os.read(fd, 4096)
         assert data, seen
@@ -114,7 +114,7 @@ def line(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def until(holds: Callable[[ShellStatus], bool], sh: holdfast.sync.Shell) -> None:
-    """Nothing tells a change of a shell's queue, so ask until it is there; the test's own end bounds this."""
+    """No event reports a change of a shell's queue, so poll; the test's own end bounds this."""
     while not holds(sh.describe()):
         pass
 
@@ -323,7 +323,7 @@ def test_open_as_json_and_as_a_login_shell(command: Holdfast, tmp_path: Path) ->
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_open_as_another_user(command: Holdfast) -> None:
-    # Its files are in there, and the server's own default for this directory lets everybody pass through.
+    # Its files are in there, and the server's own default for this directory lets every user pass through.
     os.chmod(command.server.spool, 0o711)
     command.open("--user", "nobody", "--cwd", "/")
     assert command.told("run", "s", "id -un") == (0, b"nobody\n", b"")
@@ -483,7 +483,7 @@ def test_close_ends_jobs_or_keeps_them(command: Holdfast, tmp_path: Path, keep: 
         os.mkfifo(tmp_path / name)
     command.open("--cwd", str(tmp_path))
     command.told("run", "s", "trap 'echo trapped > trap' EXIT; (read x < gate; echo released) > alive &")
-    # Nobody but the job holds this pipe for writing, so its end tells the job's.
+    # Only the job holds this pipe for writing, so its end of file is the job's end.
     with open(tmp_path / "alive", "rb", buffering=0) as alive:
         assert command.told("close", "s", *(["--keep"] if keep else [])) == (0, b"s\n", b"")
         assert (tmp_path / "trap").read_text() == "trapped\n"
@@ -498,7 +498,7 @@ def test_close_ends_jobs_or_keeps_them(command: Holdfast, tmp_path: Path, keep: 
 
 @pytest.fixture
 def plain_home(command: Holdfast, tmp_path: Path) -> None:
-    """No profile of whoever runs the tests."""
+    """No profile of the user that runs the tests."""
     (tmp_path / ".profile").write_text("PS1='prompt> '; greeting=hello\n")
     command.environment.update(HOME=str(tmp_path), TERM="dumb")
 

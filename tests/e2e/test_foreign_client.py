@@ -1,6 +1,6 @@
-"""A client that nobody here wrote, as far as a test can be one: `websockets`, `json`, the dialect of the Codex CLI.
+"""A client that shares no code with ours: `websockets`, `json`, the dialect of the Codex CLI.
 
-It speaks to its exec-server without the member `jsonrpc`, names directories by `file:` URIs, sends null for what it
+It leaves out the member `jsonrpc`, names directories by `file:` URIs, sends null for what it
 does not use, and counts on numbers without holes. Nothing of holdfast's client or wire is used here.
 """
 
@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from holdfast.testing.servers import RunningServer, is_alive, running_server
-from support.parts import needs
+from tests.support.parts import needs
+from tests.support.servers import RunningServer, is_alive, running_server
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +253,7 @@ async def test_a_start_with_all_that_the_real_client_sends(server: RunningServer
 
 
 async def test_files_by_uri(server: RunningServer, tmp_path: Path) -> None:
-    """What the client does to files: each method with the fields that it sends, null for those it does not use."""
+    """The client's operations on files: each method with the fields that it sends, null for unused ones."""
     file, place = tmp_path / "sub dir" / "a.txt", (tmp_path / "sub dir").as_uri()
     async with client(server) as (codex, _):
         await codex.request("fs/createDirectory", {"path": place, "recursive": True, "sandbox": None})
@@ -447,7 +447,7 @@ async def test_workspace_write_lets_a_command_write_there_and_in_tmp(
 async def test_a_policy_without_network_gives_no_sockets_of_others(
     server: RunningServer, workspace: Path, tmp_path: Path
 ) -> None:
-    """Neither by address nor by path: whoever reaches a socket of an unconfined program is not confined."""
+    """Neither by address nor by path: a program that reaches a socket of an unconfined program is not confined."""
     reach = """
 import socket, sys
 kind, address = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""Settings by file, by environment and by flag, in this order; and what a wrong one says."""
+"""Settings by file, by environment and by flag, in this order; and the error of a wrong one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.servers import conversation, running_server, server_command, server_environment
+from tests.support.servers import conversation, running_server, server_command, server_environment
 
 
 async def limit_of(address: str) -> int:

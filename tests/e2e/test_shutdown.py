@@ -1,4 +1,4 @@
-"""The end of a server, of its clients, and of what they started: nobody is left behind, nothing is left lying."""
+"""The end of a server, of its clients, and of their children: no process and no file is left behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import HoldfastError
-from holdfast.testing.servers import (
+from tests.support.servers import (
     MARK_VARIABLE,
     Conversation,
     conversation,
@@ -24,7 +24,7 @@ from holdfast.testing.servers import (
     server_command,
     server_environment,
 )
-from holdfast.testing.signalling import send_signal
+from tests.support.signalling import send_signal
 
 #: Leaves word of its TERM, and of the KILL that it does not survive by having written nothing more.
 POLITE = "trap 'echo polite >> {log}; exit 0' TERM; echo ready; while :; do sleep 0.01; done"
@@ -56,13 +56,13 @@ async def test_a_signal_ends_everything_in_order(number: signal.Signals, tmp_pat
             assert code == 0
             assert not [pid for pid in pids if is_alive(pid)]
             assert server.leftovers() == []
-            # TERM came to both who listen for it, and one of them had to be killed.
+            # TERM came to both listeners, and one of them had to be killed.
             assert set(log.read_text().split()) == {"polite", "stubborn"}
             assert await _exits_until_the_end(talk) == {"polite": 0, "stubborn": 137, "terminal": 143, "escaped": 0}
 
 
 async def _exits_until_the_end(talk: Conversation) -> dict[str, int]:
-    """What the last notifications tell, until the server closes the connection."""
+    """The last notifications, until the server closes the connection."""
     told: dict[str, int] = {}
     try:
         while True:
@@ -166,7 +166,7 @@ async def test_a_server_without_a_keeper_that_is_killed_is_told_to_its_clients()
             server.process.kill()
             with pytest.raises(HoldfastError, match="connection"):
                 await waiting
-        # Nobody could clean up after a KILL; what is left is ours to end here.
+        # Nothing cleans up after a KILL; the leftovers are ours to end here.
         for pid in marked_processes(server.mark):
             send_signal(pid, signal.SIGKILL)
         await asyncio.to_thread(server.process.wait)

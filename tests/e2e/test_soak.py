@@ -1,4 +1,4 @@
-"""The soak runs to its end, kills its server on the way, and writes its files. What grew there, no test asserts."""
+"""The soak runs to its end, kills its server on the way, and writes its files. No test asserts its growth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may talk to a server: the owner of its socket, the holder of its token, and no browser."""
+"""Access to a server: for the owner of its socket and the holder of its token, and for no browser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from websockets.exceptions import InvalidStatus
 
 import holdfast
 from holdfast.errors import ConnectionLost, HoldfastError, Unauthorized
-from holdfast.testing.servers import (
+from tests.support.servers import (
     RunningServer,
     conversation,
     running_server,
@@ -28,7 +28,7 @@ from holdfast.testing.servers import (
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 NOBODY = 65_534
 
-#: Connects to a socket as another user, says a line, and prints what comes back.
+#: Connects to a socket as another user, sends a line, and prints the answer.
 STRANGER = """
 import os, socket, sys
 os.setgid(65534)
@@ -57,7 +57,7 @@ def stranger(path: str) -> str:
 
 
 def serve_refused(*arguments: str, **environ: str) -> str:
-    """Run a server that must not start; what it says."""
+    """Run a server that must not start; return its error."""
     ended = subprocess.run(
         [*server_command([]), *arguments],
         env=server_environment(**environ),

@@ -1,7 +1,7 @@
-"""What may be left when all jobs are over: as much as was there before, and not a descriptor more.
+"""Leftovers when all jobs are over: as much as was there before, and not a descriptor more.
 
-Reads /proc and the spool, and asks the server. Some things are let go of a moment later (the keeper reaps orphans,
-a session ends): each is waited for, and told if it does not come.
+Reads /proc and the spool, and queries the server. Some things end a moment later (the keeper reaps orphans,
+a session ends): each is waited for, and reported if it does not end.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 
 from holdfast.client.sandbox import Sandbox
-from holdfast.testing.servers import RunningServer, marked_processes
-from holdfast.testing.signalling import send_signal
+from tests.support.servers import RunningServer, marked_processes
+from tests.support.signalling import send_signal
 
 from .checking import Broken
 from .faults import children, server_of
@@ -35,7 +35,7 @@ FILES_A_SHELL: Final = 10
 
 
 class Footing(msgspec.Struct, frozen=True):
-    """What a server and its keeper have while nothing runs."""
+    """The resources of a server and its keeper while nothing runs."""
 
     server: tuple[str, ...]
     keeper: tuple[str, ...]
@@ -51,7 +51,7 @@ async def footing(server: RunningServer) -> Footing:
 
 
 def descriptors(pid: int) -> tuple[str, ...]:
-    """What a process has open, each without what makes it unique."""
+    """The open files of a process, each without its unique part."""
     found = []
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:
@@ -82,7 +82,7 @@ async def check(server: RunningServer, box: Sandbox, before: Footing, spool: str
     await _until("children of the keeper", lambda: set(children(keeper)) - {server_of(keeper)})
     await _until("children of the server", lambda: set(children(server_of(keeper))))
     await _until("processes", lambda: set(marked_processes(server.mark)) - {keeper, server_of(keeper)})
-    # Closed shells can be asked for a while, for their last commands, too.
+    # Closed shells can be queried for a while, and so can their last commands.
     shells = FILES_A_SHELL * len(await box.shells())
     send_signal(keeper, signal.SIGUSR1)  # what the server has let go of may wait in the socket until it is rung
     await _until(
@@ -98,7 +98,7 @@ async def check(server: RunningServer, box: Sandbox, before: Footing, spool: str
 
 
 async def _until(what: str, left: Callable[[], object]) -> None:
-    """Nobody is told when these are gone, so they are looked at again and again."""
+    """No event reports that these are gone, so they are polled."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + SETTLE_SECONDS
     while found := left():

@@ -1,6 +1,6 @@
-"""What a job knows that it must see, and the words for what it saw instead. Pure.
+"""The expected output of a job, and the description of a difference. Pure.
 
-Every byte is compared at its offset with the byte that belongs there; a gap that was told is counted, and is wrong
+Every byte is compared at its offset with the expected byte; a reported gap is counted, and is wrong
 unless something was scarce while the job ran.
 """
 
@@ -50,7 +50,7 @@ class Following:
         self._ends = dict.fromkeys(expected, 0)
         self._seq = 0
         self._told: list[str] = []
-        #: Bytes that were compared, and bytes that were told to be lost.
+        #: Bytes that were compared, and bytes that were reported as lost.
         self.seen = 0
         self.lost = 0
 
@@ -73,7 +73,7 @@ class Following:
                 self._told.append("closed")
 
     def number(self, seq: int) -> None:
-        # The two ends of a chunk whose middle is lost have one number.
+        # The two ends of a chunk with a lost middle have one number.
         if seq < self._seq or (seq == self._seq and not self.lost):
             raise Broken(f"{self._what}: number {seq} comes after number {self._seq}")
         self._seq = seq

@@ -1,7 +1,7 @@
 """Places in the server at which it is made to die: between steps that belong together, where a clock rarely hits.
 
-A script that Python reads at its start wraps the functions named here; the one whose turn it is kills its process,
-once. Makes directories that say which places are still to come.
+A script that Python reads at its start wraps the functions named here; the next one in line kills its process,
+once. Makes directories that name the places still to come.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from typing import Final
 POINTS: Final = (
     ("holdfast.runtime.durability.ledger", "Ledger", "write"),
     ("holdfast.runtime.durability.ledger", "Ledger", "_compact"),
-    ("holdfast.runtime.durability.ledger", "Ledger", "_change_over"),
+    ("holdfast.runtime.durability.ledger", "Ledger", "_switch_file"),
     ("holdfast.runtime.durability.keeper_link", "KeeperLink", "_send"),
     ("holdfast.runtime.durability.keeper_link", "KeeperLink", "_receive"),
-    ("holdfast.runtime.durability.process_log", "Keeping", "begin"),
-    ("holdfast.runtime.durability.process_log", "Notes", "started"),
-    ("holdfast.runtime.durability.process_log", "Notes", "reap"),
-    ("holdfast.runtime.durability.process_log", "Notes", "closed"),
-    ("holdfast.runtime.durability.process_log", "Notes", "let_go"),
-    ("holdfast.runtime.durability.process_log", "Notes", "forgotten"),
-    ("holdfast.runtime.durability.process_log", "Notes", "close_input"),
-    ("holdfast.runtime.durability.process_log", "Notes", "open_input"),
-    ("holdfast.runtime.durability.process_log", "Notes", "let_go_of_input"),
-    ("holdfast.runtime.durability.process_log", "Notes", "gather"),
-    ("holdfast.runtime.durability.process_log", "Notes", "taken"),
-    ("holdfast.runtime.durability.process_log", "Notes", "printed"),
-    ("holdfast.runtime.durability.process_log", "KeptLog", "move_from"),
-    ("holdfast.runtime.durability.process_log", "KeptLog", "append"),
-    ("holdfast.runtime.durability.process_log", "KeptLog", "_losing"),
-    ("holdfast.runtime.durability.input_log", "KeptInput", "_store"),
-    ("holdfast.runtime.durability.input_log", "KeptInput", "_move"),
+    ("holdfast.runtime.durability.durability", "Durability", "begin"),
+    ("holdfast.runtime.durability.recorder", "ProcessRecorder", "started"),
+    ("holdfast.runtime.durability.recorder", "ProcessRecorder", "reap"),
+    ("holdfast.runtime.durability.recorder", "ProcessRecorder", "closed"),
+    ("holdfast.runtime.durability.recorder", "ProcessRecorder", "let_go"),
+    ("holdfast.runtime.durability.recorder", "ProcessRecorder", "forgotten"),
+    ("holdfast.runtime.durability.recorder", "ProcessRecorder", "close_input"),
+    ("holdfast.runtime.durability.recorder", "ProcessRecorder", "open_input"),
+    ("holdfast.runtime.durability.recorder", "ProcessRecorder", "let_go_of_input"),
+    ("holdfast.runtime.durability.recorder", "ProcessRecorder", "read_terminal"),
+    ("holdfast.runtime.durability.recorder", "ProcessRecorder", "output_stored"),
+    ("holdfast.runtime.durability.recorder", "ProcessRecorder", "printed"),
+    ("holdfast.runtime.durability.recorder", "DurableOutputLog", "move_from"),
+    ("holdfast.runtime.durability.recorder", "DurableOutputLog", "append"),
+    ("holdfast.runtime.durability.recorder", "DurableOutputLog", "_losing"),
+    ("holdfast.runtime.durability.input_log", "DurableInput", "_store"),
+    ("holdfast.runtime.durability.input_log", "DurableInput", "_move"),
     ("holdfast.runtime.output.output_log", "OutputLog", "close"),
     ("holdfast.runtime.output.output_log", "OutputLog", "_punch"),
-    ("holdfast.runtime.durability.recovery", "Recovery", "_take_over"),
-    ("holdfast.runtime.durability.recovery", "Recovery", "_restore_input"),
+    ("holdfast.runtime.durability.recovery", "ProcessRecovery", "resume"),
+    ("holdfast.runtime.durability.recovery", "ProcessRecovery", "_restore_input"),
     ("holdfast.runtime.durability.recovery", "Recovery", "release"),
     ("holdfast.runtime.process.start", "Starter", "start"),
-    ("holdfast.server.client_sessions", "Sessions", "open"),
-    ("holdfast.server.client_sessions", "Sessions", "started"),
-    ("holdfast.server.client_sessions", "Sessions", "detach"),
+    ("holdfast.server.clients", "ClientRegistry", "open"),
+    ("holdfast.server.clients", "ClientRegistry", "started"),
+    ("holdfast.server.clients", "ClientRegistry", "detach"),
     ("holdfast.server.connection", "ServerConnection", "_request"),
     ("holdfast.server.connection", "ServerConnection", "_send"),
     ("os", "", "posix_spawn"),
@@ -106,7 +106,7 @@ class CrashPoints:
         self._armed = self._flags
 
     def disarm(self) -> None:
-        """Those whose turn has not come stay away."""
+        """Functions that are not next in line do nothing."""
         struck = [flag for flag in self._armed if not os.path.exists(flag)]
         for flag in set(self._armed) - set(struck):
             with contextlib.suppress(FileNotFoundError):  # its turn came at this moment

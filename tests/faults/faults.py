@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
-from holdfast.testing.signalling import send_signal
+from tests.support.signalling import send_signal
 
 from .crash_points import CRASHES
 from .relay import Relay
@@ -33,7 +33,7 @@ ROOM: Final = "size=192m"
 
 
 class Faults:
-    """Throws faults until it is cancelled. `kills` and `scarcities` tell jobs what may have touched them."""
+    """Throws faults until it is cancelled. `kills` and `scarcities` count faults that may have touched a job."""
 
     def __init__(self, keeper: int, relay: Relay, seed: str, kinds: Collection[str], spool: str) -> None:
         self._keeper = keeper
@@ -103,7 +103,7 @@ class Faults:
                     send_signal(pid, signal.SIGCONT)
 
     async def _stall(self) -> None:
-        """The keeper is stopped: a server that asks it something waits, one that dies is not started again yet."""
+        """The keeper is stopped: a server that calls it waits, one that dies is not started again yet."""
         seconds = self._random.uniform(0.02, 0.8)
         send_signal(self._keeper, signal.SIGSTOP)
         try:

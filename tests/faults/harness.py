@@ -1,4 +1,4 @@
-"""Rounds: a server, a workload and faults from one seed; then the look at what is left. `python -m tests.faults`.
+"""Rounds: a server, a workload and faults from one seed; then the check of leftovers. `python -m tests.faults`.
 
 A round is repeated by its seed alone: the jobs, what they print, the faults and the pauses between them are the
 same, and only the machine's timing is not. Starts servers of its own in directories of its own.
@@ -22,7 +22,7 @@ import msgspec
 
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import HoldfastError, ResourceExhausted
-from holdfast.testing.servers import RunningServer, running_server, server_environment
+from tests.support.servers import RunningServer, running_server, server_environment
 
 from . import aftermath
 from .checking import Broken
@@ -38,7 +38,7 @@ JOBS_AT_A_TIME: Final = 8
 CLIENTS: Final = 3
 #: A job takes seconds. One that takes this long waits for something that will not come.
 PATIENCE_SECONDS: Final = 90.0
-#: What a server's log shows of itself at a failure.
+#: The part of a server's log that is shown at a failure.
 LOG_BYTES: Final = 20_000
 #: Drawn for each round. Small ones make processes wait for their readers, and writers for their processes.
 SETTINGS: Final[dict[str, tuple[object, ...]]] = {
@@ -64,7 +64,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class RoundResult(msgspec.Struct, frozen=True):
-    """What one round did."""
+    """The counts of one round."""
 
     seed: int
     seconds: float
@@ -72,7 +72,7 @@ class RoundResult(msgspec.Struct, frozen=True):
     faults: dict[str, int]
     restarts: int
     bytes_checked: int
-    #: Told as gaps or refusals while something was scarce.
+    #: Reported as gaps or refusals while something was scarce.
     bytes_told_lost: int
     refused: int
     server_rss: int
@@ -152,7 +152,7 @@ class Round:
         return path, data
 
     def _customized(self, directory: str) -> dict[str, str]:
-        """What makes the server compact its ledger as often as one that has run for long, or die at some place."""
+        """Settings with which the server compacts its ledger often, as after a long run, or dies at some place."""
         script = COMPACT_AT_ONCE if self._compacts else ""
         if "crash" in self._kinds:
             self._crashes = CrashPoints(directory, random.Random(f"crashes {self._seed}"))
@@ -253,7 +253,7 @@ class Round:
         try:
             task.result()
         except ResourceExhausted as error:
-            # A clear error to the one who asked is what is promised.
+            # The promise is a clear error to the caller.
             if place.scarce:
                 self._refused += 1
             else:

@@ -1,6 +1,6 @@
-"""A job of a client that is not ours: JSON by hand, events pushed without being asked for, holes filled by reading.
+"""A job of a client that is not ours: JSON by hand, pushed events, holes filled by reading.
 
-It does what docs/protocol.md tells such a client to do after a broken connection, and must then have every byte.
+It follows docs/protocol.md after a broken connection, and must then have every byte.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from holdfast.testing.servers import Conversation, conversation
 from holdfast.types import ExitStatus, OutputChunk, OutputGap
+from tests.support.servers import Conversation, conversation
 
 from .checking import Following
 from .place import Place, started
 
 
 async def foreign(place: Place) -> None:
-    """A client by hand, in JSON, that resumes its session and fills holes by reading, as docs/protocol.md says."""
+    """A client by hand, in JSON, that resumes its session and fills holes by reading, as in docs/protocol.md."""
     pieces = [place.piece(1, 30_000) for _ in range(place.rng.randint(2, 10))]
     pause = f"sleep {place.rng.uniform(0.02, 0.3):.3f}; "
     script = pause.join(command for command, _ in pieces) + "exit 5"
@@ -32,7 +32,7 @@ async def foreign(place: Place) -> None:
         await client.read_to_end(following)
         following.all_printed()
         following.ended(await process.wait())
-        # What was sent to a connection counts as taken: it is kept as the settings say, and no longer.
+        # Output sent to a connection counts as taken: it is retained by the settings, and no longer.
         place.count(following, may_lose=True)
 
 

@@ -1,6 +1,6 @@
 """Jobs of processes on pipes: both streams, input, signals, trees, late readers; by the public client.
 
-Their output, their input and their exit code are known from the seed alone; `Broken` tells what must not be.
+Their output, their input and their exit code are known from the seed alone; `Broken` describes a difference.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import contextlib
 import re
 
 from holdfast.client.process import Process
-from holdfast.testing.servers import is_alive
 from holdfast.types import ExitStatus, OutputChunk, OutputGap
+from tests.support.servers import is_alive
 
 from .checking import Broken, Following, same
 from .place import LOST_LINE_SECONDS, Place, connected, follow, started, told_unless_scarce
@@ -79,7 +79,7 @@ async def lines(place: Place) -> None:
 
 
 async def echo(place: Place) -> None:
-    """Input in pieces of any size; what comes back tells that each byte arrived once and in order."""
+    """Input in pieces of any size; the echo shows that each byte arrived once and in order."""
     process = await place.box.start(["cat"], stdin="open", overflow="block")
     _, data = place.piece(0, place.rng.choice((500, 50_000, 1_500_000)))
     async with started(place, process):
@@ -105,7 +105,7 @@ async def write(place: Place, process: Process, data: bytes) -> None:
 
 
 async def later(place: Place) -> None:
-    """Nobody reads while it runs; then somebody else does, piece by piece, by position."""
+    """No reader while it runs; then another client reads, piece by piece, by position."""
     pieces = [place.piece(1, 100_000) for _ in range(place.rng.randint(1, 5))]
     end, status = place.ending()
     script = f"sleep {place.rng.uniform(0, 0.3):.3f}; " + "".join(command for command, _ in pieces) + end
@@ -122,7 +122,7 @@ async def later(place: Place) -> None:
             since = 0
             while True:
                 found = await handle.read(since, place.rng.randint(1, 60_000), wait=5.0)
-                # Each part of what is lost is told before what comes behind it.
+                # Each lost part is reported before the output behind it.
                 told: list[OutputChunk | OutputGap] = [*found.gap, *found.chunks]
                 told.sort(key=lambda each: (each.stream, each.offset))
                 for each in told:
@@ -207,7 +207,7 @@ async def storm(place: Place) -> None:
 
 
 async def given_up(place: Place) -> None:
-    """Commands whose caller gives up, or whose time is over: they are killed, with all that they started."""
+    """Commands with a caller that gives up, or with a timeout: they are killed, with all their children."""
     script = "sleep 1000 & sleep 1000; wait"
     if place.rng.random() < 0.5:
         try:

@@ -1,6 +1,6 @@
 """Jobs of terminals and live shells: what one command leaves behind, the next one finds, whatever happens between.
 
-What does not survive a killed server yet must say so, and is named by a constant of `place`.
+State that does not survive a killed server yet must raise an error, and is named by a constant of `place`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where a job runs: its random numbers, its way to the server, and what may have touched it. Starts nothing itself.
 
-Output is cut from one file of random bytes, so that every byte is known and no two places look alike.
+Output is cut from one file of random bytes, so that every byte is known and no two ranges are alike.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .checking import Broken, Following
 #: A line that is awaited comes at once, or after the server's return.
 LOST_LINE_SECONDS: Final = 30.0
 BLOB_BYTES: Final = 4 * 1024 * 1024
-#: `o FROM COUNT` prints a part of the blob, whose path is the script's $0.
+#: `o FROM COUNT` prints a part of the blob at the script's $0.
 PRELUDE: Final = 'o() { dd if="$0" iflag=skip_bytes,count_bytes skip=$1 count=$2 bs=64k status=none; }; '
 
 
@@ -49,7 +49,7 @@ class Place:
         self.blob_path, self.blob = blob
         self._troubles = troubles
         self._before = troubles()
-        #: Whether a process that nobody reads may lose output, by the server's settings.
+        #: Whether a process without a reader may lose output, by the server's settings.
         self.keeps_little = keeps_little
         self.seen = 0
         self.lost = 0
@@ -123,7 +123,7 @@ async def follow(place: Place, process: Process, expected: dict[str, bytes], sta
 
 @contextlib.contextmanager
 def told_unless_scarce(place: Place) -> Iterator[None]:
-    """A line that was lost for want of room is told with the next one: one who waits for it may wait for ever."""
+    """A line that was lost for want of room comes with the next one: a waiter for it may wait for ever."""
     try:
         yield
     except TimeoutError:

@@ -1,7 +1,7 @@
-"""A relay between clients and the server that cuts, delays and splits what passes, as its random numbers say.
+"""A relay between clients and the server that cuts, delays and splits the traffic by its random numbers.
 
 A cut comes after any number of bytes, counted in both directions together: in handshakes, requests and output, and
-in the middle of messages. What was read and not passed on is lost, as on a real network. Touches sockets.
+in the middle of messages. Bytes read and not passed on are lost, as on a real network. Touches sockets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DELAY_SECONDS: Final = 0.3
 
 
 class Relay(abc.ABC):
-    """Counts what it does. What each connection suffers, a subclass says."""
+    """Counts its faults. A subclass decides the faults of each connection."""
 
     def __init__(self, upstream: Callable[[], Awaitable[Opened]]) -> None:
         self._upstream = upstream
@@ -83,7 +83,7 @@ class Relay(abc.ABC):
 
 
 class Way:
-    """What one connection suffers: a cut after `left` bytes (-1: none), and delays, if it has numbers for them."""
+    """The faults of one connection: a cut after `left` bytes (-1: none), and delays, if it has numbers for them."""
 
     def __init__(
         self, relay: Relay, left: int, *, read_bytes: int = READ_BYTES[-1], delays: random.Random | None = None

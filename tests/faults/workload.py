@@ -1,4 +1,4 @@
-"""What runs while faults are thrown: the kinds of jobs, and how often each is drawn. Pure."""
+"""The work while faults are thrown: the kinds of jobs, and how often each is drawn. Pure."""
 
 from __future__ import annotations
 

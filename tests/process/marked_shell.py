@@ -1,4 +1,4 @@
-"""A real shell on a PTY of ours, and what its marks say of each line that it was given."""
+"""A real shell on a PTY of ours, and its marks for each line that it was given."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEADLINE = 60.0
 
 
 class Ran(NamedTuple):
-    """What one line did: its marks in order, what came between C and D, the status, what came between D and A."""
+    """The result of one line: its marks in order, the text from C to D, the status, the text from D to A."""
 
     marks: str
     output: bytes

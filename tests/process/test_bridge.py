@@ -1,4 +1,4 @@
-"""The model bridge as a whole: a real server, the real proxy, programs inside that speak HTTP, models on the host.
+"""The model bridge as a whole: a real server, the real proxy, HTTP clients inside, models on the host.
 
 The steps are those of the model proxy's life, from its start through `exec_remote` to the end of its process tree.
 """
@@ -18,7 +18,6 @@ import msgspec
 import pytest
 
 import holdfast
-from contract.cutting_proxy import cutting_unix
 from holdfast.bridge import (
     Bridge,
     Limits,
@@ -35,10 +34,11 @@ from holdfast.bridge import (
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ProcessError
-from holdfast.testing.fake_provider import FakeProvider, fake_provider
-from holdfast.testing.servers import RunningServer, is_alive, running_server, server_environment
-from holdfast.testing.signalling import send_signal
 from holdfast.types import EnvironmentInfo
+from tests.contract.cutting_proxy import cutting_unix
+from tests.support.fake_provider import FakeProvider, fake_provider
+from tests.support.servers import RunningServer, is_alive, running_server, server_environment
+from tests.support.signalling import send_signal
 
 pytest.importorskip("httpx", reason="Upstream needs httpx: install holdfast[bridge]")
 
@@ -69,7 +69,7 @@ def chat(model: str, **more: Any) -> str:
 async def ask(
     box: Sandbox, bridge: Bridge, body: str, path: str = CHAT, headers: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """What an agent in the sandbox gets."""
+    """The environment of an agent in the sandbox."""
     command = [sys.executable, "-c", AGENT, path, body, json.dumps(headers or {})]
     result = await box.exec(command, env=bridge.env, timeout=60)
     assert result.returncode == 0, result.stderr
@@ -140,7 +140,7 @@ async def test_the_proxy_is_a_process_of_the_sandbox_and_is_gone_with_its_tree(b
         assert bridge.url == f"http://127.0.0.1:{bridge.port}"
         assert (await ask(box, bridge, "", "/health"))["status"] == 200
         ending = asyncio.create_task(proxy.wait())
-    # It was told by TERM, and ended by itself.
+    # It got TERM, and ended by itself.
     assert (await ending).exit_code == 0
     assert not is_alive(proxy.pid)
     assert proxy.id not in [each.id for each in await box.processes()]
@@ -164,7 +164,7 @@ async def test_ps_shows_the_proxy_only_when_asked(server: RunningServer, box: Sa
 
 
 class StubbornSandbox(Sandbox):
-    """A sandbox whose proxy is a tree, and whose root does not heed TERM."""
+    """A sandbox in which the proxy is a tree with a root that ignores TERM."""
 
     async def info(self) -> EnvironmentInfo:
         found = await super().info()
@@ -213,7 +213,7 @@ async def test_a_proxy_that_ends_by_itself_fails_the_block(box: Sandbox) -> None
             send_signal((await proxy_of(box)).pid, signal.SIGKILL)
             await asyncio.Event().wait()
 
-    with pytest.raises(ProcessError, match="model proxy ended by itself with exit code 137"):
+    with pytest.raises(ProcessError, match="model proxy exited with code 137"):
         await work()
     # The task that ran the block was cancelled for it, and is not any more.
     task = asyncio.current_task()
@@ -230,7 +230,7 @@ async def test_what_the_block_raises_over_a_dead_proxy_is_only_the_cause(box: Sa
             except asyncio.CancelledError:
                 raise OSError("the agent lost its model") from None
 
-    with pytest.raises(ProcessError, match="model proxy ended by itself") as told:
+    with pytest.raises(ProcessError, match="model proxy exited with code") as told:
         await work()
     assert isinstance(told.value.__cause__, OSError)
     task = asyncio.current_task()
@@ -307,11 +307,11 @@ def test_a_bridge_without_an_event_loop_that_fails_is_raised_at_the_end(server: 
                 each for each in blocking.processes() if "model_proxy" in each.info.argv and each.info.running
             )
             proxy.signal("KILL")
-            with pytest.raises(ProcessError, match="ended by itself"):
+            with pytest.raises(ProcessError, match="exited with code"):
                 blocking._loop.run(asyncio.wait_for(asyncio.shield(bridge._held), 60))
             assert isinstance(bridge.failed, ProcessError)
 
-    ended = pytest.raises(ProcessError, match="model proxy ended by itself with exit code 137")
+    ended = pytest.raises(ProcessError, match="model proxy exited with code 137")
     with holdfast.sync.connect(server.address("unix")) as blocking, ended:
         work(blocking)
 
@@ -424,7 +424,7 @@ async def test_a_providers_stream_passes_piece_by_piece(box: Sandbox, provider: 
         provider.go_on.set()
         await agent.wait()
         assert b"data: [DONE]" in (await agent.snapshot()).stdout
-    # Nothing asked for a count, so the provider's stream was not touched.
+    # No count was requested, so the provider's stream was not touched.
     assert "stream_options" not in provider.asked[0].json
     assert bridge.calls[0].usage_estimated
 
@@ -580,7 +580,7 @@ async def test_the_bridge_goes_on_when_the_sandboxs_server_was_killed() -> None:
         ):
             proxy = await proxy_of(box)
             send_signal(server.pid, signal.SIGKILL)
-            # Until the host has offered its service again clients are told to try again.
+            # Until the host has offered its service again clients get an error to try again.
             while (answer := await ask(box, bridge, chat("m")))["status"] == 503:
                 assert answer["headers"]["retry-after"] == "1"
             assert answer["status"] == 200

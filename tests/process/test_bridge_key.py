@@ -1,6 +1,6 @@
-"""The provider's key stays on the host: it is looked for in all that the sandbox has, memory included.
+"""The provider's key stays on the host: it is searched for in all that the sandbox has, memory included.
 
-Each search also looks for something that is there, so that one which finds nothing has looked.
+Each search also finds something that is there, so that one without a hit is shown to work.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import pytest
 import holdfast
 from holdfast.bridge import Bridge, RecordFile, Upstream, sandbox_agent_bridge
 from holdfast.client.sandbox import Sandbox
-from holdfast.testing.fake_provider import fake_provider
-from holdfast.testing.searching import files_under, finds, memory_of, proc_files
-from holdfast.testing.servers import RunningServer, marked_processes, running_server
+from tests.support.fake_provider import fake_provider
+from tests.support.secret_search import files_under, finds, memory_of, proc_files
+from tests.support.servers import RunningServer, marked_processes, running_server
 
 pytest.importorskip("httpx", reason="Upstream needs httpx: install holdfast[bridge]")
 
-#: Asks for everything that could bring the key in: an answer, a stream, and errors that echo what was sent.
+#: Requests everything that could bring the key in: an answer, a stream, and errors that echo the request.
 AGENT = """
 import json, os, urllib.error, urllib.request
 print(os.environ["SAID"])
@@ -52,7 +52,7 @@ def search(server: RunningServer, key: bytes, said: bytes) -> None:
     assert finds(b"BRIDGE_MODEL_SERVICE_INSTANCE=", iter(environments))
     assert not finds(key, iter(environments))
     assert not finds(key, proc_files("cmdline"))
-    # What the agent printed is on the spool.
+    # The agent's output is on the spool.
     assert finds(said, files_under(server.directory, server.spool))
     assert not finds(key, files_under(server.directory, server.spool))
     if os.geteuid() == 0:

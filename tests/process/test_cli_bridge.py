@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.verbs.process.bridge import agent_environment
-from holdfast.testing.fake_provider import FakeProvider, fake_provider
-from holdfast.testing.servers import RunningServer, is_alive, running_server, server_environment
+from tests.support.fake_provider import FakeProvider, fake_provider
+from tests.support.servers import RunningServer, is_alive, running_server, server_environment
 
 pytest.importorskip("httpx", reason="Upstream needs httpx: install holdfast[bridge]")
 

@@ -48,7 +48,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def answer_at_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Say nothing until the input has ended: only a half-closed connection can carry the answer."""
+    """Print nothing until the input has ended: only a half-closed connection can carry the answer."""
     digest = hashlib.sha256(await reader.read()).hexdigest()
     writer.write(digest.encode())
     writer.close()
@@ -139,7 +139,7 @@ async def test_a_stalled_reader_does_not_stop_the_other_direction(directory: str
 
     async with await listen(directory, flood):
         process = await bridge()
-        # Nobody reads its stdout until the server has taken all of this.
+        # Its stdout is not read until the server has taken all of this.
         process.stdin.write(BLOB)
         assert await taken == BLOB
         assert await process.stdout.read() == BLOB
@@ -148,7 +148,7 @@ async def test_a_stalled_reader_does_not_stop_the_other_direction(directory: str
 
 
 async def test_it_ends_after_its_input_when_its_stdout_is_open_and_takes_nothing(directory: str) -> None:
-    """An engine whose client died in mid-flood closes stdin, and holds a stdout open that it does not read."""
+    """An engine with a client that died in mid-flood closes stdin, and holds an unread stdout open."""
 
     async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(BLOB)
@@ -158,7 +158,8 @@ async def test_it_ends_after_its_input_when_its_stdout_is_open_and_takes_nothing
         writer.close()
 
     soon = (
-        "import sys; from holdfast.cli import connect; connect._STALLED_SECONDS = 0.1; sys.exit(connect.main([]))"
+        "import sys; from holdfast.cli.verbs.inside import connect\n"
+        "connect._STALLED_SECONDS = 0.1; sys.exit(connect.main([]))"
     )
     async with await listen(directory, flood):
         read, write = os.pipe()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.servers import RunningServer, running_server, server_environment
+from tests.support.servers import RunningServer, running_server, server_environment
 
 
 @pytest.fixture(scope="module")
@@ -93,5 +93,5 @@ def test_a_bar_where_somebody_looks(command: list[str], tmp_path: Path) -> None:
 def read_terminal(fd: int) -> bytes:
     try:
         return os.read(fd, 65_536)
-    except OSError:  # nobody holds the other end any more
+    except OSError:  # no process holds the other end any more
         return b""

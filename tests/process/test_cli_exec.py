@@ -15,7 +15,7 @@ import pytest
 
 SOURCE = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../src"))
 STATUS = b'{"jsonrpc":"2.0","id":1,"method":"environment/status"}'
-#: What must not be loaded for a stateless call, each for the milliseconds that it costs.
+#: Modules that must not be loaded for a stateless call, each for the milliseconds that it costs.
 TOO_SLOW = {"asyncio", "typer", "rich", "msgspec", "subprocess", "holdfast.errors", "holdfast.client"}
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from holdfast.__main__ import main
-from holdfast.cli import QUICK_VERBS
+from holdfast.cli import VERBS
 from holdfast.cli.verbs.process import quick
-from holdfast.testing.signalling import send_signal
+from tests.support.signalling import send_signal
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 #: Modules that take longer to import than a call takes.
@@ -55,7 +55,7 @@ class Command:
         return subprocess.Popen([*self.argv, *arguments], env=self.environment, **{**pipes, **more})
 
     def modules(self, *arguments: str) -> set[str]:
-        """What the interpreter imports for this call."""
+        """The modules that the interpreter imports for this call."""
         done = subprocess.run(
             [sys.executable, "-S", "-X", "importtime", "-m", "holdfast", *arguments],
             stdin=subprocess.DEVNULL,
@@ -77,8 +77,8 @@ def holdfast() -> Iterator[Command]:
 
 
 def test_every_quick_option_is_one_of_the_full_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(quick.VERBS) == set(QUICK_VERBS)
-    for verb in QUICK_VERBS:
+    assert set(quick.VERBS) == {name for name, verb in VERBS.items() if verb.quick}
+    for verb in quick.VERBS:
         main([verb, "--help"])
         text = capsys.readouterr().out
         for option in quick._OPTIONS[verb]:

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 SOURCE = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../src"))
-#: Announces itself, tells each INT, and goes on.
+#: Announces itself, prints a line for each INT, and goes on.
 STUBBORN = """
 import os, signal
 signal.signal(signal.SIGINT, lambda *_: os.write(1, b"interrupted\\n"))
@@ -31,7 +31,7 @@ print("ready", flush=True)
 while True:
     signal.pause()
 """
-#: Tells the size of its terminal now and whenever it changes.
+#: Prints the size of its terminal now and whenever it changes.
 SIZES = """
 import os, signal
 def tell(*_): os.write(1, b"size %d %d\\n" % os.get_terminal_size()[::-1])
@@ -84,7 +84,7 @@ def holdfast() -> Iterator[Holdfast]:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Holdfast]:
-    """For tests that leave nothing running and do not look at the server."""
+    """For tests that leave nothing running and do not use the server."""
     with own_holdfast() as command:
         yield command
 
@@ -106,7 +106,7 @@ def set_size(fd: int, rows: int, cols: int) -> None:
 def read_until(fd: int, text: bytes) -> bytes:
     seen = b""
     while text not in seen:
-        # A terminal has no end that would tell that whoever was to write this has failed.
+        # A terminal has no end of file that would show that its writer has failed.
         assert select.select([fd], [], [], 60)[0], seen
         data = os.read(fd, 4096)
         assert data, seen
@@ -245,7 +245,7 @@ def test_a_reader_that_stalls_keeps_neither_ctrl_c_nor_the_time_limit_from_endin
     for _ in range(2):
         interrupted.send_signal(signal.SIGINT)
         assert holdfast("wait", "flood").returncode == 130
-    # Nobody has read on meanwhile.
+    # The log was not read on meanwhile.
     assert interrupted.wait(60) == 137
     assert limited.wait(60) == 124
     for process in (interrupted, limited):
@@ -365,7 +365,7 @@ def test_attach_read_only_neither_types_nor_interrupts(holdfast: Holdfast) -> No
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(b"typed\n", timeout=60)
     assert (process.returncode, out) == (0, b"")
-    assert b"job goes on" in err
+    assert b"job keeps running" in err
     assert [info["running"] for info in holdfast.json("ps")] == [True]
     assert holdfast("logs", "job").stdout == b"one\n"
 
@@ -444,7 +444,7 @@ def test_status_tells_and_stop_leaves_nobody_behind(holdfast: Holdfast) -> None:
     assert (status["running"], status["processesRunning"]) == (True, 1)
     [info] = holdfast.json("ps")
     assert f"pid          {status['pid']}\n" in holdfast("status").stdout.decode()
-    # A pidfd tells the end itself; the pid stays for as long as its parent does not reap it.
+    # A pidfd reports the end itself; the pid stays for as long as its parent does not reap it.
     watched = [os.pidfd_open(pid) for pid in (status["pid"], info["pid"])]
     stopped = holdfast("stop", "--grace", "1")
     listed = b"KIND     ID   COMMAND\nprocess  job  sleep 1000\n"

@@ -1,6 +1,6 @@
 """Confined processes, shells and terminals behave like others: exits, signals, prompts, timeouts, ends, recovery.
 
-What they cannot do is in tests/service/test_escapes.py.
+Their limits are in tests/service/test_escapes.py.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from msgspec.structs import replace
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import CommandNotFound, CwdNotFound, InvalidParams, PermissionRefused
-from holdfast.runtime.confine.composing import binds_descriptors, compose, find_bwrap
-from holdfast.runtime.confine.offers import offers
+from holdfast.runtime.confine.features import detect_features
+from holdfast.runtime.confine.launch_plan import binds_descriptors, find_bwrap, plan_launch
 from holdfast.runtime.confine.resource_groups import hierarchies
-from holdfast.testing.servers import RunningServer, is_alive, running_server
-from holdfast.testing.signalling import send_signal
 from holdfast.types import Confinement, ConfinementMode
+from tests.support.servers import RunningServer, is_alive, running_server
+from tests.support.signalling import send_signal
 
-#: Tells what these tests start from what another run of them on this machine does.
+#: Distinguishes the children of these tests from those of another run on this machine.
 RUN = os.getpid()
-OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
+OFFERED = {feature.word.partition(":")[0]: feature.missing for feature in detect_features()}
 MODES = [
     pytest.param(mode, marks=pytest.mark.skipif(bool(OFFERED[mode]), reason=f"no {mode} here: {OFFERED[mode]}"))
     for mode in get_args(ConfinementMode)
@@ -81,7 +81,7 @@ async def test_exit_codes_and_signals_are_the_programs_own(box: Sandbox, confine
 async def test_a_program_that_a_signal_ended_is_told_from_one_that_exited(
     box: Sandbox, work: Path, confinement: Confinement
 ) -> None:
-    # It goes on once it was seen: of one that ends before, nobody can tell.
+    # It goes on once it was seen: one that ends before leaves no trace.
     script = "while [ ! -e seen ]; do sleep 0.01; done; kill -KILL $$"
     process = await box.start(["sh", "-c", script], cwd=str(work), confinement=confinement)
     (work / "seen").touch()
@@ -143,7 +143,7 @@ def read(path: str) -> bytes:
 
 @needs_bubblewrap
 async def test_the_environment_is_the_programs_alone(box: Sandbox, work: Path) -> None:
-    """Neither can others read it off the command line, nor has it a say in what runs outside of the jail."""
+    """Other processes cannot read it off the command line, and it cannot change what runs outside of the jail."""
     confinement = Confinement(mode="bubblewrap", writable=(str(work),))
     process = await box.start(
         ["sh", "-c", 'echo "$SECRET $LD_PRELOAD"; cat'],
@@ -199,9 +199,9 @@ async def test_what_cannot_be_is_said_at_the_start(box: Sandbox, work: Path, con
     async def start(argv: list[str], cwd: str = str(work), **changes: object) -> None:
         await box.start(argv, cwd=cwd, confinement=replace(confinement, **changes))
 
-    with pytest.raises(InvalidParams, match="there is nothing of this name"):
+    with pytest.raises(InvalidParams, match="does not exist"):
         await start(["true"], writable=("/no/such/place",))
-    with pytest.raises(InvalidParams, match="no absolute path"):
+    with pytest.raises(InvalidParams, match="not an absolute path"):
         await start(["true"], writable=("work",))
     (work.parent / "link").symlink_to("/etc")
     with pytest.raises(InvalidParams, match="is a symbolic link"):
@@ -209,16 +209,16 @@ async def test_what_cannot_be_is_said_at_the_start(box: Sandbox, work: Path, con
     program = work.parent / "program"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    with pytest.raises(CommandNotFound, match="not among what the confinement lets be read"):
+    with pytest.raises(CommandNotFound, match="not readable in the confinement"):
         await start([str(program)])
     with pytest.raises(InvalidParams, match="needs the path"):
         await start(["true"], network="proxy")
     with pytest.raises(PermissionRefused, match="confinement"):
         await start(["true"], network="proxy", proxy=str(work / "nobody.sock"))
     if confinement.mode == "bubblewrap":
-        # None that is there for another reason, as the home directory of whoever runs the tests is.
+        # None that exists for another reason, as the home directory of the user that runs the tests does.
         (work.parent / "elsewhere").mkdir()
-        with pytest.raises(CwdNotFound, match="not among"):
+        with pytest.raises(CwdNotFound, match="not readable"):
             await start(["true"], cwd=str(work.parent / "elsewhere"))
     else:
         (work / "kept").mkdir()
@@ -254,13 +254,13 @@ async def test_limits_of_the_tree_hold_from_the_first_moment(box: Sandbox, confi
     assert (cgroup / "pids.max").read_text() == "19\n"
     await process.terminate(force=True)
     await process.forget()
-    # Somebody may have been at his end in it: then it goes with the next that is made.
+    # Another process may have been removing it: then it goes with the next that is made.
     process = await box.start(["true"], confinement=replace(limited, total_processes=18))
     assert not cgroup.exists()
 
 
 def _cgroups_with(pid: int) -> list[Path]:
-    """Those of other servers come and go as we look."""
+    """Those of other servers come and go during the listing."""
     found = []
     for path in glob.glob(f"{hierarchies()['pids'].base}/holdfast-*/*/cgroup.procs"):
         with suppress(OSError):
@@ -391,7 +391,7 @@ async def test_keys_of_a_program_without_a_shell_are_for_the_program(
     assert await terminal.wait(30) == holdfast.ExitStatus(6)
 
 
-#: Who reads the terminal.
+#: The reader of the terminal.
 READERS = {
     "orphan": "(cat <&3 &);",
     "of a thread": "python3 -c 'import subprocess, threading; "
@@ -403,7 +403,7 @@ READERS = {
 async def test_who_waits_for_input_is_found_wherever_it_is(
     box: Sandbox, work: Path, confinement: Confinement, reader: str
 ) -> None:
-    """In the foreground group, whose leader sleeps."""
+    """In the foreground group, with a leader that sleeps."""
     script = f"exec 3<&0; {READERS[reader]} echo; exec sleep 1000"
     terminal = await box.terminal(["sh", "-c", script], cwd=str(work), confinement=confinement)
     assert (await terminal.wait_until_awaiting_input(30)).foreground == "cat"
@@ -461,7 +461,7 @@ async def test_confined_shells_and_terminals_go_on_when_the_server_is_killed(
 async def test_a_directory_that_becomes_a_link_while_its_jail_is_made(
     confinement: Confinement, where: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody in another session can do that at any moment: here, just after the path was looked at."""
+    """A process in another session can do that at any moment: here, just after the path was checked."""
     if confinement.mode == "bubblewrap" and not binds_descriptors(find_bwrap() or ""):
         pytest.skip("this bwrap knows no --bind-fd")
     outside, given = tmp_path / "outside", work / "given"
@@ -469,13 +469,13 @@ async def test_a_directory_that_becomes_a_link_while_its_jail_is_made(
     (outside / "secret").write_text("secret")
 
     def compose_and_replace(*arguments: Any, **options: Any) -> Any:
-        composed = compose(*arguments, **options)
+        composed = plan_launch(*arguments, **options)
         given.rename(work / "moved")
         given.symlink_to(outside)
         return composed
 
     given.mkdir()
-    monkeypatch.setattr("holdfast.runtime.process.start.compose", compose_and_replace)
+    monkeypatch.setattr("holdfast.runtime.process.start.plan_launch", compose_and_replace)
     confinement = replace(confinement, **{"writable": (), where: (str(given),)})
     async with holdfast.connect("inprocess") as box:
         with pytest.raises(PermissionRefused, match="link"):

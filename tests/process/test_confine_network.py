@@ -19,11 +19,11 @@ from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.client.shell import Shell
 from holdfast.proxies.egress.proxy import SOCKETS_BEFORE_SWEEP
-from holdfast.runtime.confine.offers import offers
-from holdfast.testing.servers import RunningServer, running_server
+from holdfast.runtime.confine.features import detect_features
 from holdfast.types import Confinement
+from tests.support.servers import RunningServer, running_server
 
-OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
+OFFERED = {feature.word.partition(":")[0]: feature.missing for feature in detect_features()}
 PYTHON = "/usr/bin/python3"
 missing = [f"{word}: {OFFERED[word]}" for word in ("bubblewrap", "network", "egress") if OFFERED[word]]
 pytestmark = [
@@ -33,7 +33,7 @@ pytestmark = [
 
 
 class Site(BaseHTTPRequestHandler):
-    """Answers with what it was asked, and with what it was sent."""
+    """Answers with the request's target, and with its body."""
 
     protocol_version = "HTTP/1.1"
 
@@ -137,7 +137,7 @@ async def test_a_host_on_the_list_is_reached_and_others_are_not(session: Session
 
 
 async def test_an_address_inside_must_be_named(session: Session, site: int) -> None:
-    """What a name on the list resolves to does not count, nor does another way to write the address."""
+    """The address of a name on the list does not count, nor does another way to write the address."""
     for host in ("127.0.0.2", "localhost", "2130706433", "[::1]", "[::ffff:127.0.0.2]", "169.254.169.254"):
         assert (await session.fetch(f"http://{host}:{site}/")).startswith("403"), host
     assert (await session.fetch("http://127.0.0.1:1/")).startswith("403")

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import InvalidParams
-from holdfast.runtime.confine.offers import offers
-from holdfast.testing.servers import RunningServer, running_server
+from holdfast.runtime.confine.features import detect_features
 from holdfast.types import Confinement, ConfinementMode
+from tests.support.servers import RunningServer, running_server
 
-OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
+OFFERED = {feature.word.partition(":")[0]: feature.missing for feature in detect_features()}
 MODES = [
     pytest.param(mode, marks=pytest.mark.skipif(bool(OFFERED[mode]), reason=f"no {mode} here: {OFFERED[mode]}"))
     for mode in get_args(ConfinementMode)

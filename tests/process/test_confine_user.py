@@ -1,6 +1,6 @@
-"""Confined programs of a root server that run as another user: who they are, and that all else works as before.
+"""Confined programs of a root server that run as another user: their ids, and that all else works as before.
 
-The user is a number that no list of users has. What such a program cannot do is in
+The user is a number that no list of users has. The limits of such a program are in
 tests/service/test_session_users.py.
 """
 
@@ -20,17 +20,17 @@ import pytest
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import PermissionRefused
-from holdfast.runtime.confine import composing
-from holdfast.runtime.confine.offers import offers
-from holdfast.testing.servers import RunningServer, is_alive, running_server
-from holdfast.testing.signalling import send_signal
+from holdfast.runtime.confine import launch_plan
+from holdfast.runtime.confine.features import detect_features
 from holdfast.types import Confinement
-from support.parts import needs
+from tests.support.parts import needs
+from tests.support.servers import RunningServer, is_alive, running_server
+from tests.support.signalling import send_signal
 
 #: Another one in each process that runs tests: what is left of it is counted.
 UID: Final = 1_900_100_000 + os.getpid()
 USER: Final = f"{UID}:{UID}"
-OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
+OFFERED = {feature.word.partition(":")[0]: feature.missing for feature in detect_features()}
 pytestmark = pytest.mark.skipif(bool(OFFERED["users"]), reason=f"no other users: {OFFERED['users']}")
 
 
@@ -115,7 +115,7 @@ async def test_a_program_whose_path_looks_like_a_variable(work: Path) -> None:
 async def test_without_setpriv_a_jail_of_another_user_is_refused(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(composing, "_changes_users", lambda setpriv: False)
+    monkeypatch.setattr(launch_plan, "_changes_users", lambda setpriv: False)
     confinement = Confinement(mode="bubblewrap", writable=(str(work),))
     async with holdfast.connect("inprocess") as box:
         with pytest.raises(PermissionRefused, match="needs setpriv of util-linux"):

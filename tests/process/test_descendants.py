@@ -1,4 +1,4 @@
-"""Who descends from a process, by the kernel's lists of children: nobody is left out, or nothing is told."""
+"""Descendants of a process, by the kernel's lists of children: the list is complete, or there is none."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast.runtime.confine.jail import Jail, descendants
-from holdfast.testing.signalling import kill_group
+from holdfast.runtime.confine.jail import ProcessJail, descendants
+from tests.support.signalling import kill_group
 
 MANY = 1000
-#: Whole looks while processes come and go, and how many are tried for them.
+#: Complete lists while processes come and go, and how many are tried for them.
 LOOKS, TRIES = 50, 20_000
 
 OF_THREADS = """
@@ -83,4 +83,4 @@ def test_too_many_and_gone_are_not_told(start: Start) -> None:
 
 
 def test_where_no_jail_is_found_everybody_may_be_inside() -> None:
-    assert os.getpid() in Jail(0).inside()
+    assert os.getpid() in ProcessJail(0).inside()

@@ -18,25 +18,25 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_exhaustion import fill
-from test_recovery import DIE_BEFORE, Kill, kept
-from test_shell_recovery import go, nobody
 
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import HoldfastError, UnknownShell
 from holdfast.runtime.durability import ledger as ledgers, records as r
 from holdfast.runtime.durability.ledger import Ledger, read_ledger
-from holdfast.testing.servers import PATIENCE_SECONDS, RunningServer, running_server, server_environment
 from holdfast.types import Limits, TerminalSize
-from support.file_systems import small_file_system
+from tests.process.test_exhaustion import fill
+from tests.process.test_recovery import DIE_BEFORE, Kill, kept
+from tests.process.test_shell_recovery import go, nobody
+from tests.support.file_systems import small_file_system
+from tests.support.servers import PATIENCE_SECONDS, RunningServer, running_server, server_environment
 
 #: Descriptors are closed a moment after the reply; nothing reports it.
 SETTLE_SECONDS = PATIENCE_SECONDS
 
 
 def descriptors(pid: int | str = "self") -> Counter[str]:
-    """What a process has open, without what makes each one unique."""
+    """The open files of a process, each without its unique part."""
     found: Counter[str] = Counter()
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # of the listing itself
@@ -108,7 +108,7 @@ async def test_a_shell_whose_start_outlives_its_server_has_one_descriptor_of_its
 async def test_a_shell_whose_restart_outlives_its_server_has_one_descriptor_of_its_program(tmp_path: Path) -> None:
     flag = tmp_path / "die"
     script = DIE_BEFORE.format(
-        module="holdfast.runtime.durability.shell_log", owner="ShellNotes", method="ready", flag=str(flag)
+        module="holdfast.runtime.durability.shell_recorder", owner="ShellRecorder", method="ready", flag=str(flag)
     )
     async with customized(tmp_path, script) as (server, box, kill):
         before = await footing(server, kill)
@@ -167,7 +167,7 @@ async def test_a_shell_that_cannot_be_resumed_leaves_nothing() -> None:
 
 @contextlib.asynccontextmanager
 async def customized(directory: Path, script: str) -> AsyncIterator[tuple[RunningServer, Sandbox, Kill]]:
-    """A server whose Python runs this at its start."""
+    """A server with a Python that runs this at its start."""
     (directory / "sitecustomize.py").write_text(script)
     path = os.pathsep.join((str(directory), server_environment()["PYTHONPATH"]))
     with running_server(environ={"PYTHONPATH": path}) as server:
@@ -178,8 +178,8 @@ async def customized(directory: Path, script: str) -> AsyncIterator[tuple[Runnin
 # --- a spool that is full -----------------------------------------------------------------------------------------
 
 
-def _records(count: int) -> list[r.AnyRecord]:
-    return [r.Started(number, 1, 2.0) for number in range(count)]
+def _records(count: int) -> list[r.LedgerRecord]:
+    return [r.ProcessStarted(number, 1, 2.0) for number in range(count)]
 
 
 @pytest.mark.parametrize("room", range(28))
@@ -202,7 +202,7 @@ def test_a_ledger_that_finds_no_room_at_any_step_of_its_compaction(
             ledger.settle()
             fill(place, leave=room * page)
             ledger._compact_at = 0
-            for record in (noted := written[len(read_ledger(path)) :]):
+            for record in (noted := written[len(read_ledger(path)[1]) :]):
                 ledger.write(record)
                 ledger._compact_at = 0  # again and again
             assert noted
@@ -210,10 +210,10 @@ def test_a_ledger_that_finds_no_room_at_any_step_of_its_compaction(
             assert descriptors() - before == Counter({re.sub(r"\d+", "N", path): 1})
             assert set(os.listdir(place)) == {"ledger", "filler"}
             os.unlink(f"{place}/filler")
-            ledger.write(r.Started(2_000, 1, 2.0))
+            ledger.write(r.ProcessStarted(2_000, 1, 2.0))
         finally:
             ledger.close()
-        assert read_ledger(path) == [*written, r.Started(2_000, 1, 2.0)]
+        assert read_ledger(path)[1] == [*written, r.ProcessStarted(2_000, 1, 2.0)]
         assert descriptors() == before
 
 

@@ -7,11 +7,11 @@ import socket
 from pathlib import Path
 
 from holdfast.proxies.egress.proxy import serving
-from holdfast.proxies.egress.rules import Rules
+from holdfast.proxies.egress.rules import EgressRules
 
 
 async def test_a_request_with_two_lengths_has_one_behind_the_proxy(tmp_path: Path) -> None:
-    """Who goes by the other one would take the rest of the body for a request of its own."""
+    """A parser that uses the other one would take the rest of the body for a request of its own."""
     received: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -22,7 +22,7 @@ async def test_a_request_with_two_lengths_has_one_behind_the_proxy(tmp_path: Pat
     site = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = site.sockets[0].getsockname()[1]
     path = str(tmp_path / "egress.sock")
-    async with serving(path, Rules([f"127.0.0.1:{port}"]), lambda fact: None), site:
+    async with serving(path, EgressRules([f"127.0.0.1:{port}"]), lambda fact: None), site:
         with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_UNIX) as door:
             door.connect(path)
             socket.send_fds(door, [b"L"], [listener.fileno()])

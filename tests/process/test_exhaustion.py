@@ -1,7 +1,7 @@
-"""The machine runs out of room, inodes, descriptors, pids or terminals: who asked is told, the rest goes on.
+"""The machine runs out of room, inodes, descriptors, pids or terminals: the caller gets an error, the rest goes on.
 
 Each case has a server of its own under a keeper, a process that runs through it all, and an end at which there is
-enough again. What needs root, a mount or a cgroup is skipped where it cannot be had.
+enough again. Cases that need root, a mount or a cgroup are skipped where it cannot be had.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ResourceExhausted
 from holdfast.exec_api import EventStream
-from holdfast.testing.servers import (
+from holdfast.types import OutputChunk, OutputGap, Overflow
+from tests.support.file_systems import small_file_system
+from tests.support.parts import require
+from tests.support.servers import (
     PATIENCE_SECONDS,
     RunningServer,
     is_alive,
@@ -33,10 +36,7 @@ from holdfast.testing.servers import (
     server_command,
     server_environment,
 )
-from holdfast.testing.signalling import send_signal
-from holdfast.types import OutputChunk, OutputGap, Overflow
-from support.file_systems import small_file_system
-from support.parts import require
+from tests.support.signalling import send_signal
 
 #: A process does not wait long for room that a test does not make, and for ever for a reader that can make it.
 HASTY = {"full_disk_seconds": 0.1, "reader_stall_seconds": 3600.0}
@@ -75,7 +75,7 @@ def empty(path: str) -> None:
 
 @asynccontextmanager
 async def bystander(box: Sandbox) -> AsyncIterator[Process]:
-    """A process that ran before, that answers in between, and whose whole output is right at the end."""
+    """A process that ran before, that answers in between, and with a whole output that is right at the end."""
     process = await box.start(["sh", "-c", BYSTANDER], stdin="open")
     await process.wait_for_output("ready")
     await process.write(b"before\n")
@@ -130,7 +130,7 @@ async def test_a_full_spool_is_told_to_who_asks_and_starts_go_on(options: str, t
         async with asyncio.timeout(PATIENCE_SECONDS):
             lost = await box.exec(["sh", "-c", "echo what; exit 3"])
         assert (lost.returncode, lost.stdout, lost.truncated) == (3, "", True), "it ran, and says what is missing"
-        with pytest.raises(ResourceExhausted, match=r"input of process .* cannot be kept: No space left on device"):
+        with pytest.raises(ResourceExhausted, match=r"input of process .* cannot be stored: No space left"):
             await fed.write(b"refused")
         with pytest.raises(ResourceExhausted, match=r"the spool .* is full: \d+ of \d+ (bytes|inodes) are free"):
             await shell.run("echo " + 5_000 * "x")
@@ -140,7 +140,7 @@ async def test_a_full_spool_is_told_to_who_asks_and_starts_go_on(options: str, t
             await box.terminal()
         async with holdfast.connect(server.address("unix")) as other:
             assert (await other.exec(["true"])).success, "a session needs no room of the spool"
-        # What was noted in the room that was set aside is there for the next server.
+        # Records in the reserved room are there for the next server.
         await kill_server(server, box)
         assert (await running.describe()).running
         empty(path)
@@ -259,7 +259,7 @@ async def test_a_reader_that_stalls_on_a_full_disk_is_given_up_and_the_other_los
 
 
 async def rest(reader: EventStream, position: int) -> tuple[bytes, int]:
-    """What a reader still gets, and how many bytes are in gaps; each byte is one or the other."""
+    """The bytes that a reader still gets, and how many are in gaps; each byte is one or the other."""
     data, gaps = [], 0
     async for event in reader:
         if isinstance(event, OutputChunk):
@@ -280,7 +280,7 @@ async def test_input_that_finds_no_room_is_refused_and_what_was_taken_before_arr
         await fed.signal("STOP")
         await fed.write(first)
         fill(path)
-        with pytest.raises(ResourceExhausted, match=r"input of process .* cannot be kept: No space left on device"):
+        with pytest.raises(ResourceExhausted, match=r"input of process .* cannot be stored: No space left"):
             await fed.write(os.urandom(500_000))
         await kill_server(server, box)
         empty(path)
@@ -405,7 +405,7 @@ async def test_a_keeper_without_descriptors_gets_no_new_processes_to_hold() -> N
 
 @contextmanager
 def pids_cgroup() -> Iterator[Path]:
-    """A cgroup whose `pids.max` can be set."""
+    """A cgroup with a `pids.max` that can be set."""
     path = Path(f"/sys/fs/cgroup/pids/holdfast-test-{secrets.token_hex(4)}")
     try:
         path.mkdir()

@@ -24,16 +24,16 @@ from holdfast.errors import CwdNotFound, FileError, HelperFailed, ResourceExhaus
 from holdfast.launch import self_exec
 from holdfast.runtime.files import operations
 from holdfast.runtime.files.local_files import LocalFiles
-from holdfast.runtime.files.operations import FileWork
-from holdfast.runtime.files.users import UserChild, UserChildren, _ChildClosed
+from holdfast.runtime.files.operations import FileOperations
+from holdfast.runtime.files.user_helpers import UserHelper, UserHelpers, _HelperClosed
 from holdfast.runtime.process.environment import resolve_user
 from holdfast.runtime.tree.process_table import new_mark, read_mark
-from holdfast.testing.servers import server_environment
-from support.parts import needs
+from tests.support.parts import needs
+from tests.support.servers import server_environment
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 NOBODY = "65534:65534"
-#: Each operation of `FileWork` in an order that works in an empty directory, as `{place}`.
+#: Each operation of `FileOperations` in an order that works in an empty directory, as `{place}`.
 OPERATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("make_dir", {"path": "{place}/d/e", "parents": True, "exist_ok": False, "mode": 0o700}),
     (
@@ -71,10 +71,10 @@ OPERATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 PERFORM = """
 import json, sys
 from holdfast.runtime.process.environment import resolve_user
-from holdfast.runtime.files.users import UserChildren
-from process.test_file_helpers import NOBODY, OPERATIONS
+from holdfast.runtime.files.user_helpers import UserHelpers
+from tests.process.test_file_helpers import NOBODY, OPERATIONS
 
-children, results = UserChildren(8), {}
+children, results = UserHelpers(8), {}
 for operation, arguments in OPERATIONS:
     filled = {k: v.format(place=sys.argv[1]) if isinstance(v, str) else v for k, v in arguments.items()}
     try:
@@ -107,15 +107,15 @@ def deep_tree(place: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def children() -> Iterator[UserChildren]:
-    children = UserChildren(8)
+def children() -> Iterator[UserHelpers]:
+    children = UserHelpers(8)
     yield children
     children.close()
 
 
 @pytest.fixture
 def closed_python(tmp_path: Path) -> str:
-    """An interpreter whose library is reached through a directory that only its owner may enter."""
+    """An interpreter with a library below a directory that only its owner may enter."""
     home = tmp_path / "closed"
     (home / "bin").mkdir(parents=True)
     program = home / "bin" / f"python3.{sys.version_info[1]}"
@@ -146,7 +146,7 @@ def perform_all(python: str, place: Path, *before: str) -> dict[str, str]:
 
 
 def test_every_operation_is_among_these() -> None:
-    known = {name.removeprefix("do_") for name in vars(FileWork) if name.startswith("do_")}
+    known = {name.removeprefix("do_") for name in vars(FileOperations) if name.startswith("do_")}
     assert {operation for operation, _ in OPERATIONS} == known
 
 
@@ -174,7 +174,7 @@ def test_nothing_is_imported_late() -> None:
 
 
 def test_an_import_after_the_change_of_user_is_an_error() -> None:
-    script = "import file_work, os.path; file_work.refuse_imports(); import stat; import json.decoder"
+    script = "import operations, os.path; operations.refuse_imports(); import stat; import json.decoder"
     done = subprocess.run(
         [sys.executable, "-S", "-c", script],
         cwd=os.path.dirname(operations.__file__),
@@ -190,7 +190,7 @@ def test_an_import_after_the_change_of_user_is_an_error() -> None:
 
 @needs_root
 def test_the_helper_refuses_imports(
-    children: UserChildren, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    children: UserHelpers, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On every machine, also where the user could read the library."""
     source = Path(operations.__file__).read_text()
@@ -200,7 +200,7 @@ def test_the_helper_refuses_imports(
     )
     assert late != source
     (tmp_path / "late.py").write_text(late)
-    monkeypatch.setattr("holdfast.runtime.files.users._PROGRAM", str(tmp_path / "late.py"))
+    monkeypatch.setattr("holdfast.runtime.files.user_helpers._PROGRAM", str(tmp_path / "late.py"))
     with pytest.raises(HelperFailed, match="as 'nobody' failed: ImportError: module 'json' is imported after"):
         children.perform(resolve_user(NOBODY), "stat", {"path": str(place), "follow": True})
 
@@ -238,7 +238,7 @@ async def test_a_helper_that_does_not_start_is_no_error_of_the_path(
 
 @needs_root
 @pytest.mark.parametrize("left", range(8))
-def test_no_descriptors_for_a_helper_is_no_error_of_the_path(children: UserChildren, left: int) -> None:
+def test_no_descriptors_for_a_helper_is_no_error_of_the_path(children: UserHelpers, left: int) -> None:
     """Wherever on its way to a helper the server runs out: pipes for its streams, and one to learn of its exec."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     user = resolve_user(NOBODY)
@@ -269,34 +269,34 @@ def test_a_server_that_may_not_change_users(place: Path) -> None:
 
 
 @needs_root
-def test_a_helper_that_is_killed_is_replaced(children: UserChildren) -> None:
+def test_a_helper_that_is_killed_is_replaced(children: UserHelpers) -> None:
     account, looking = resolve_user(NOBODY), {"path": "/", "follow": True}
     children.perform(account, "stat", looking)
-    child = children._child(account)
+    child = children._helper(account)
     child._process.kill()
     with pytest.raises(HelperFailed, match="failed: killed by signal 9"):
         child.perform("stat", looking)
-    with pytest.raises(_ChildClosed):
+    with pytest.raises(_HelperClosed):
         child.perform("stat", looking)
     assert children.perform(account, "stat", looking)[0] == "directory"
-    assert children._child(account) is not child
+    assert children._helper(account) is not child
 
 
 @needs_root
 def test_a_request_for_a_helper_that_is_being_closed_goes_to_another(
-    children: UserChildren, monkeypatch: pytest.MonkeyPatch
+    children: UserHelpers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account, looking = resolve_user(NOBODY), {"path": "/", "follow": True}
-    closed = UserChild(account, 8)
+    closed = UserHelper(account, 8)
     closed.close()
     taken = iter([closed])
-    take = children._child
-    monkeypatch.setattr(children, "_child", lambda account: next(taken, None) or take(account))
+    take = children._helper
+    monkeypatch.setattr(children, "_helper", lambda account: next(taken, None) or take(account))
     assert children.perform(account, "stat", looking)[0] == "directory"
 
 
 @needs_root
-def test_a_helper_carries_no_mark(children: UserChildren) -> None:
+def test_a_helper_carries_no_mark(children: UserHelpers) -> None:
     """The server has the mark of another process for the moment of that process's start."""
     soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     if hard != resource.RLIM_INFINITY:
@@ -307,7 +307,7 @@ def test_a_helper_carries_no_mark(children: UserChildren) -> None:
         children.perform(resolve_user(NOBODY), "stat", {"path": "/", "follow": True})
     finally:
         resource.setrlimit(resource.RLIMIT_RTTIME, (soft, hard))
-    assert read_mark(children._child(resolve_user(NOBODY))._process.pid) is None
+    assert read_mark(children._helper(resolve_user(NOBODY))._process.pid) is None
 
 
 @pytest.mark.parametrize("user", [None, pytest.param(NOBODY, marks=needs_root)])

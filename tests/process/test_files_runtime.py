@@ -1,4 +1,4 @@
-"""Files where the machine says no, and what becomes of uploads that nobody finishes."""
+"""Files where the machine refuses, and the end of uploads that are never finished."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import holdfast
 from holdfast.config import ExecServerConfig
 from holdfast.errors import FileError, FileNotFound, InvalidParams, LimitReached, ResourceExhausted
 from holdfast.runtime.files.local_files import LocalFiles
-from holdfast.runtime.files.operations import FileWork
-from holdfast.runtime.files.users import MAX_CHILDREN, UserChildren
+from holdfast.runtime.files.operations import FileOperations
+from holdfast.runtime.files.user_helpers import MAX_HELPERS, UserHelpers
 from holdfast.runtime.process.environment import resolve_user
-from holdfast.testing.servers import running_server
-from holdfast.testing.signalling import send_signal
 from holdfast.types import FILE_PIECE_BYTES
+from tests.support.servers import running_server
+from tests.support.signalling import send_signal
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount and become another user")
 
@@ -103,7 +103,7 @@ async def test_only_so_many_uploads_at_a_time(tmp_path: Path) -> None:
 def test_another_server_goes_on_with_an_upload(tmp_path: Path) -> None:
     """The first one died: what it had written is there, and the descriptor is not."""
     path = str(tmp_path / "file")
-    before, after = FileWork(8), FileWork(8)
+    before, after = FileOperations(8), FileOperations(8)
     before.do_write_piece(path, b"hello ", "id", 0, True)
     after.do_write_piece(path, b"world", "id", 6, True)
     after.do_commit(path, "id", 11, None, None)
@@ -116,9 +116,9 @@ def test_an_upload_whose_beginning_is_gone_is_not_gone_on_with(tmp_path: Path) -
     """A file with a hole in the place of what was lost would have the right size."""
     path = str(tmp_path / "file")
     with pytest.raises(OSError, match="gone: write it again"):
-        FileWork(8).do_write_piece(path, b"world", "id", 6, True)
+        FileOperations(8).do_write_piece(path, b"world", "id", 6, True)
     with pytest.raises(OSError, match="gone: write it again"):
-        FileWork(8).do_commit(path, "id", 11, None, None)
+        FileOperations(8).do_commit(path, "id", 11, None, None)
     assert os.listdir(tmp_path) == []
 
 
@@ -129,10 +129,10 @@ def test_another_users_upload_outlives_its_server(tmp_path: Path) -> None:
     path, account = str(tmp_path / "file"), resolve_user("65534:65534")
     piece = {"path": path, "upload_id": "id", "make_parents": True}
     for data, offset in ((b"hello ", 0), (b"world", 6)):
-        children = UserChildren(8)
+        children = UserHelpers(8)
         children.perform(account, "write_piece", {**piece, "data": data, "offset": offset})
         children.close()
-    children = UserChildren(8)
+    children = UserHelpers(8)
     wanted = {"path": path, "upload_id": "id", "size": 11, "mode": None, "mtime_ns": None}
     children.perform(account, "commit", wanted)
     children.close()
@@ -140,18 +140,18 @@ def test_another_users_upload_outlives_its_server(tmp_path: Path) -> None:
 
 
 def test_pieces_that_do_not_make_the_file_are_no_file(tmp_path: Path) -> None:
-    path, work = str(tmp_path / "file"), FileWork(8)
+    path, work = str(tmp_path / "file"), FileOperations(8)
     work.do_write_piece(path, b"hello", "id", 0, True)
-    with pytest.raises(OSError, match="5 bytes came of 6"):
+    with pytest.raises(OSError, match="5 of 6 bytes were received"):
         work.do_commit(path, "id", 6, None, None)
     assert os.listdir(tmp_path) == []
 
 
 def test_somebody_elses_file_in_the_place_of_an_upload_is_not_written(tmp_path: Path) -> None:
-    path, work = str(tmp_path / "file"), FileWork(8)
+    path, work = str(tmp_path / "file"), FileOperations(8)
     (tmp_path / "precious").write_text("precious")
     os.link(tmp_path / "precious", tmp_path / ".file.holdfast-id")
-    with pytest.raises(OSError, match="somebody else"):
+    with pytest.raises(OSError, match="another user"):
         work.do_write_piece(path, b"hello", "id", 0, True)
     (tmp_path / ".file.holdfast-two").symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match="symbolic links"):
@@ -232,12 +232,12 @@ async def test_a_write_goes_on_when_its_server_is_killed(user: str | None, tmp_p
 @needs_root
 def test_children_are_bounded_and_a_dead_one_is_replaced(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    children = UserChildren(8)
+    children = UserHelpers(8)
     try:
-        for uid in range(50_000, 50_000 + MAX_CHILDREN + 3):
+        for uid in range(50_000, 50_000 + MAX_HELPERS + 3):
             children.perform(resolve_user(f"{uid}:{uid}"), "stat", {"path": "/", "follow": True})
-        assert len(children._children) == MAX_CHILDREN
-        key, child = list(children._children.items())[-1]
+        assert len(children._helpers) == MAX_HELPERS
+        key, child = list(children._helpers.items())[-1]
         child._process.kill()
         child._process.wait()
         found = children.perform(resolve_user(f"{key[0]}:{key[1]}"), "stat", {"path": "/", "follow": True})

@@ -1,4 +1,4 @@
-"""Standard input of real processes: closed unless asked for, in order, once for each write id, with a bound."""
+"""Standard input of real processes: closed by default, in order, once for each write id, with a bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from holdfast.errors import StdinClosed
 from holdfast.exec_api import EventStream
 from holdfast.runtime.local import LocalExec
-from holdfast.runtime.process.input import REMEMBERED_WRITES, InputQueue
+from holdfast.runtime.process.input import RETAINED_WRITE_IDS, InputQueue
 from holdfast.types import OutputChunk, ProcessSpec
 
 SAFETY_NET = 60
@@ -26,7 +26,7 @@ def sh(script: str, process_id: str = "p", **fields: Any) -> ProcessSpec:
 
 
 async def until(events: EventStream, text: bytes) -> bytes:
-    """What the process printed up to and with `text`."""
+    """The output of the process up to and with `text`."""
     seen = b""
     async with asyncio.timeout(SAFETY_NET):
         while text not in seen:
@@ -101,7 +101,7 @@ async def test_a_writer_feels_a_process_that_does_not_read(make_exec: Callable[.
     for _ in range(10):
         await asyncio.sleep(0)
     assert not writing.done()
-    # Everybody else is served meanwhile.
+    # Every other client is served meanwhile.
     assert (await box.describe("p")).running
     await box.signal("p", "USR1")
     async with asyncio.timeout(SAFETY_NET):
@@ -111,7 +111,7 @@ async def test_a_writer_feels_a_process_that_does_not_read(make_exec: Callable[.
 
 
 def _idle() -> ProcessSpec:
-    """Reads its stdin only after SIGUSR1, and then tells how much there was."""
+    """Reads its stdin only after SIGUSR1, and then prints how much there was."""
     script = (
         "import signal, sys\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n"
@@ -148,12 +148,12 @@ async def test_a_write_id_counts_once(box: LocalExec) -> None:
 async def test_write_ids_are_remembered_up_to_a_bound() -> None:
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     queue = InputQueue(write, name="p", limit=10, owns_fd=True)
-    for number in range(REMEMBERED_WRITES + 1):
+    for number in range(RETAINED_WRITE_IDS + 1):
         await queue.write(b"x", str(number))
-    await queue.write(b"latest", str(REMEMBERED_WRITES))
+    await queue.write(b"latest", str(RETAINED_WRITE_IDS))
     await queue.write(b"oldest", "0")
-    assert os.read(read, 10_000) == b"x" * (REMEMBERED_WRITES + 1) + b"oldest"
-    assert len(queue._writes) == REMEMBERED_WRITES
+    assert os.read(read, 10_000) == b"x" * (RETAINED_WRITE_IDS + 1) + b"oldest"
+    assert len(queue._writes) == RETAINED_WRITE_IDS
     queue.abandon()
     os.close(read)
 

@@ -20,14 +20,14 @@ import pytest
 import holdfast
 from holdfast.runtime.durability import keeper
 from holdfast.runtime.durability.keeper_link import KeeperLink
-from holdfast.testing.servers import (
+from tests.support.servers import (
     conversation,
     is_alive,
     running_server,
     server_command,
     server_environment,
 )
-from holdfast.testing.signalling import send_signal
+from tests.support.signalling import send_signal
 
 #: Plays a server: `link` is its line to the keeper, `turn` counts the servers before it.
 PLAY = """
@@ -44,7 +44,7 @@ def say(text): os.write(1, text.encode() + b"\\n")
 
 @pytest.fixture
 def play(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Runs a keeper whose server is this script."""
+    """Runs a keeper with this script as its server."""
 
     def run(script: str, orphaned_jobs: str = "kill", *, hurried: bool = False) -> subprocess.Popen[str]:
         path = tmp_path / "server.py"
@@ -222,7 +222,7 @@ def test_a_server_that_ends_before_it_ever_served_is_not_started_again(
 
 
 def test_a_word_to_stop_while_no_server_lives(play: Callable[..., subprocess.Popen[str]]) -> None:
-    # It waits before the second start in a row, and is told meanwhile.
+    # It waits before the second start in a row, and gets a message meanwhile.
     process = play("link.up(); say(str(turn)); os.kill(os.getpid(), 9)")
     assert process.stdout is not None
     assert process.stderr is not None
@@ -299,7 +299,7 @@ async def test_a_server_that_is_killed_while_it_starts() -> None:
 
 
 async def _next_server(keeper_pid: int, former: int) -> int:
-    while (pid := find_server(keeper_pid)) in (None, former):  # noqa: ASYNC110 - the kernel tells nobody
+    while (pid := find_server(keeper_pid)) in (None, former):  # noqa: ASYNC110 - the kernel reports no event
         await asyncio.sleep(0)
     assert pid is not None
     return pid

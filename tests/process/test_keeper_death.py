@@ -1,4 +1,4 @@
-"""Keeper and server are killed together: the next one ends what runs on, or goes on with it, and tells the loss."""
+"""Keeper and server are killed together: the next one ends or resumes the survivors, and reports the loss."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from versions import Place, place
 
 import holdfast
 from holdfast.errors import StdinClosed
 from holdfast.runtime.durability import keeper
 from holdfast.runtime.tree import cgroup
-from holdfast.testing.servers import conversation, is_alive
-from holdfast.testing.signalling import send_signal
 from holdfast.types import Closed, Exited, TerminalSize
+from tests.process.versions import Place, place
+from tests.support.servers import conversation, is_alive
+from tests.support.signalling import send_signal
 
 #: Prints and goes on, with a child that got away from its session; neither prints again.
 QUIET = "echo printed; setsid sleep 1000 & exec sleep 1000"
@@ -81,7 +81,7 @@ async def test_the_next_server_goes_on_without_their_streams(here: Place) -> Non
             await each.wait_for_output("printed")
         await ended.wait()
         kill_both(first, told["pid"])
-    # Nobody reads its pipe: SIGPIPE ends it.
+    # Its pipe has no reader: SIGPIPE ends it.
     while is_alive(chatty.pid):
         os.sched_yield()
     second, told = here.serve(settings=KEEP)
@@ -96,13 +96,13 @@ async def test_the_next_server_goes_on_without_their_streams(here: Place) -> Non
         assert (await again.snapshot()).stdout == b"printed\n"
         gone = await box.process(chatty.id)
         assert (await gone.wait()).exit_code == 255
-        lost = f"its keeper, pid {first.pid}, and its server were killed: what it printed after that is lost"
-        assert (await gone.read()).failure == f"{lost}, and how it ended"
+        lost = f"its keeper, pid {first.pid}, and its server were killed: its later output is lost"
+        assert (await gone.read()).failure == f"{lost}, and its exit status"
         assert (await gone.snapshot()).stdout.startswith(b"printed\nmore\n")
         for n in range(2):
             running = await box.process(quiet.id)
             info = await running.describe()
-            assert (info.running, info.pid, info.failure) == (True, quiet.pid, f"{lost}, and how it ended")
+            assert (info.running, info.pid, info.failure) == (True, quiet.pid, f"{lost}, and its exit status")
             assert (await running.snapshot()).stdout == b"printed\n"
             if n == 0:
                 # A server that comes after knows it, too.
@@ -158,7 +158,7 @@ async def test_a_server_without_its_keeper_ends_in_order_though_its_cgroups_were
 
 
 def test_a_process_is_dying_from_the_moment_its_main_thread_is() -> None:
-    """Its other threads keep its files open: a hang-up tells too late whose children we see."""
+    """Its other threads keep its files open: a hang-up comes too late to show whose children these are."""
     script = (
         "import ctypes, os, threading; threading.Thread(target=os.read, args=(0, 1)).start();"
         "print('ready', flush=True); ctypes.CDLL(None).pthread_exit(None)"

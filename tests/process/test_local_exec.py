@@ -258,7 +258,7 @@ async def test_control_c_through_the_terminal_ends_the_program(box: LocalExec) -
 
 
 async def test_a_program_may_turn_away_from_its_terminal(box: LocalExec) -> None:
-    """Nobody holds the terminal, which reads as its end; but the program runs on, and its exit code is its own."""
+    """No process holds the terminal, which reads as its end; the program runs on, and its exit code is its own."""
     await box.start(sh("exec <&- >&- 2>&-; sleep 0.05; exit 3", tty=True))
     assert await rest(box.events("p")) == [Exited(1, ExitStatus(3)), Closed(2)]
 
@@ -294,13 +294,13 @@ async def test_ended_processes_are_kept_by_count(make_exec: MakeExec) -> None:
 async def test_ended_processes_are_kept_for_a_while(make_exec: MakeExec, monkeypatch: pytest.MonkeyPatch) -> None:
     box = make_exec(exited_retention_seconds=0.05)
     forgotten: asyncio.Queue[str] = asyncio.Queue()
-    drop = box._drop
+    drop = box.retention._forget
 
     def note(process: ManagedProcess) -> None:
         drop(process)
         forgotten.put_nowait(process.spec.process_id)
 
-    monkeypatch.setattr(box, "_drop", note)
+    monkeypatch.setattr(box.retention, "_forget", note)
     await box.start(sh("read x", "runs", pipe_stdin=True))
     for number in range(3):
         await box.start(sh("echo x", str(number)))

@@ -105,7 +105,7 @@ def test_a_server_that_fails_to_start_is_told_with_the_end_of_its_log(
 
 
 def test_a_server_that_never_gets_ready_is_ended(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # It announces its pid through a fifo before it hangs, and the fifo's end tells that it is gone.
+    # It announces its pid through a fifo before it hangs, and the fifo's end of file is its end.
     fifo = f"{directory}/alive"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)

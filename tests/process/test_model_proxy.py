@@ -15,16 +15,16 @@ import pytest
 pytest.importorskip("h11", reason="h11 is not installed (extra `bridge`)")
 
 import holdfast
-from holdfast.client.host_service import HostService
-from holdfast.testing.servers import RunningServer, running_server, server_environment
-from holdfast.testing.signalling import send_signal
+from holdfast.client.host_call import HostService
 from holdfast.wire.http_messages import HttpHead, HttpRequest, pack_head, unpack_request
+from tests.support.servers import RunningServer, running_server, server_environment
+from tests.support.signalling import send_signal
 
 SERVER_SENT = (("content-type", "text/event-stream"),)
 
 
 class Host:
-    """Answers what the path says."""
+    """Answers by the path."""
 
     def __init__(self) -> None:
         self.requests: list[HttpRequest] = []
@@ -112,7 +112,7 @@ async def offering(server: RunningServer, host: Host) -> AsyncIterator[HostServi
 
 @asynccontextmanager
 async def proxy_for(server: RunningServer, instance: str, **environ: str) -> AsyncIterator[Proxy]:
-    """A proxy on a port of its own; at the end SIGTERM, and it has ended well and said nothing."""
+    """A proxy on a port of its own; at the end SIGTERM, and it has exited with 0 and printed nothing."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "holdfast", "model_proxy"),
         env=server_environment(

@@ -1,4 +1,4 @@
-"""Output of real processes: nothing missing without a gap that says so, in order, at every reader's own speed."""
+"""Output of real processes: nothing missing without a gap event, in order, at every reader's own speed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from holdfast.exec_api import EventStream
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.output.reader import Reader
 from holdfast.runtime.process.process import ManagedProcess
-from holdfast.testing.signalling import send_signal
 from holdfast.types import Closed, Exited, ExitStatus, OutputChunk, OutputGap, Overflow, ProcessEvent, ProcessSpec
+from tests.support.signalling import send_signal
 
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60
@@ -62,7 +62,7 @@ def counted(lines: int) -> bytes:
     return b"".join(b"%07d\n" % number for number in range(lines))
 
 
-#: Prints like `counted`, then says on stderr that it is done, then waits to be told to end.
+#: Prints like `counted`, then a line on stderr that it is done, then waits for its end.
 COUNT = """
 import sys
 out = sys.stdout.buffer
@@ -126,7 +126,7 @@ async def test_the_exit_is_told_while_a_child_holds_the_streams(box: LocalExec) 
     assert isinstance(later[-1], Closed)
 
 
-#: Leaves a child that holds the streams and prints once it gets SIGUSR1; the leader tells its pid on stderr.
+#: Leaves a child that holds the streams and prints once it gets SIGUSR1; the leader prints its pid on stderr.
 HOLDER = """
 import os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {10})
@@ -141,7 +141,7 @@ os._exit(0)
 
 
 async def child_of(box: LocalExec) -> int:
-    """The only living member of a tree whose leader ended."""
+    """The only living member of a tree with an ended leader."""
     (member,) = await box.process("p").tree.members(frozenset())
     return member
 
@@ -162,7 +162,7 @@ async def test_gaps_are_exact_for_readers_of_any_speed(make_exec: MakeExec) -> N
 
 
 async def test_what_is_lost_after_a_gap_was_told_is_told_too(make_exec: MakeExec) -> None:
-    """The reader had heard of one gap and looked away; meanwhile what was to come after it is lost as well."""
+    """The reader got one gap and then paused; meanwhile the output after the gap is lost as well."""
     box = make_exec(retained_output_bytes_per_process=128 * KIB)
     await box.start(
         py(
@@ -428,7 +428,7 @@ async def test_a_read_that_waits_is_woken_by_output_and_by_the_end(box: LocalExe
 
 
 async def test_a_read_after_the_last_number_is_woken_by_the_next_byte(box: LocalExec) -> None:
-    """The last chunk may not grow once somebody waits for what comes after it."""
+    """The last chunk may not grow once a reader waits for what comes after it."""
     process = await box.start_process(sh("echo one; read x; echo two; read x", pipe_stdin=True))
     await wait_for_stdout(process, 4)
     waiting = asyncio.ensure_future(box.read("p", after_seq=process.journal.last_seq, wait=SAFETY_NET))
@@ -516,7 +516,7 @@ def test_a_reader_has_no_state_beyond_its_own() -> None:
 
 
 async def test_a_look_at_the_beginning_takes_nothing_back_from_a_blocking_process(make_exec: MakeExec) -> None:
-    """What a reader has taken for good stays taken, though another reads from the start and leaves."""
+    """Output that a reader has taken for good stays taken, though another reads from the start and leaves."""
     box = make_exec(retained_output_bytes_per_process=512 * 1024)
     await box.start(ProcessSpec("p", ("head", "-c", "3000000", "/dev/zero"), overflow="block"))
     events = box.events("p")

@@ -135,7 +135,7 @@ while time.monotonic() < stop:
     await box.start(ProcessSpec("p", (sys.executable, "-S", "-c", script), pipe_stdin=True))
     tree = box.process("p").tree
     async with asyncio.timeout(SAFETY_NET):
-        # It joins after a while, on a thread: nothing tells.
+        # It joins after a while, on a thread: no event reports it.
         while tree.cgroup is None or not tree.cgroup.pids():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await box.write("p", b"go\n")
@@ -181,7 +181,7 @@ def sleeper() -> subprocess.Popen[bytes]:
 
 
 async def test_an_id_that_was_used_again_is_not_signalled() -> None:
-    """The table said one thing and the pid means another by now: no signal goes to the namesake."""
+    """The table is older than the pid's present owner: no signal goes to the new owner."""
     child = sleeper()
     try:
         entry = read_entry(child.pid)
@@ -220,7 +220,7 @@ def test_members_by_parent_by_session_and_by_mark(monkeypatch: pytest.MonkeyPatc
             (104, 1, 104),  # an orphan of its own session, with the mark
             (105, 104, 105),  # the orphan's child
             (200, us, 200),  # another leader
-            (201, 1, 201),  # an orphan of somebody else
+            (201, 1, 201),  # an orphan of another process
         )
     )
     monkeypatch.setattr(
@@ -360,7 +360,7 @@ def test_no_zombies_are_left_by_orphans_that_we_adopted() -> None:
 
 
 def test_the_reaper_of_orphans_leaves_a_start_alone_that_is_under_way() -> None:
-    """Between the exec of a program and our look at it, it may have ended: its status is not for the reaper."""
+    """Between the exec of a program and our check of it, it may have ended: its status is not for the reaper."""
     out = run_python("""
         import asyncio, os
         from holdfast.types import Limits, ProcessSpec
@@ -389,7 +389,7 @@ def test_the_reaper_of_orphans_leaves_a_start_alone_that_is_under_way() -> None:
 
 
 async def test_signals_go_to_the_group(box: LocalExec) -> None:
-    # Busy, because a program that it waits for would get the signal too, and the shell would tell of its end.
+    # Busy, because a program that it waits for would get the signal too, and the shell would report its end.
     child = "trap 'echo child; exit 0' USR1; echo up; while :; do :; done"
     script = f'trap "echo leader; exit 4" USR1; sh -c "{child}" & echo up; while :; do wait; done'
     await box.start(ProcessSpec("p", ("sh", "-c", script)))

@@ -1,4 +1,4 @@
-"""A server is killed with -9, and what it ran goes on: every byte once, every exit code right, nobody the wiser."""
+"""A server is killed with -9, and its processes go on: every byte once, every exit code right."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import holdfast
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import DuplicateProcess, UnknownProcess
-from holdfast.testing.servers import RunningServer, conversation, is_alive, running_server, server_environment
-from holdfast.testing.signalling import send_signal
 from holdfast.types import Closed, Exited, OutputChunk, OutputGap, Overflow, ProcessSpec, TerminalSize
+from tests.support.servers import RunningServer, conversation, is_alive, running_server, server_environment
+from tests.support.signalling import send_signal
 
-#: Prints numbered lines, each when it is told to go on: a line of input.
+#: Prints numbered lines, each after a line of input.
 ON_DEMAND = "echo ready; while read line; do echo got $line; done; echo end; exit 5"
 
 
@@ -477,7 +477,7 @@ def die(*arguments, method={owner}.{method}, **more):
 async def test_a_kill_between_the_note_of_a_close_and_the_letting_go_leaves_no_descriptor(tmp_path: Path) -> None:
     flag = tmp_path / "die"
     script = DIE_BEFORE.format(
-        module="holdfast.runtime.durability.process_log", owner="Notes", method="let_go", flag=str(flag)
+        module="holdfast.runtime.durability.recorder", owner="ProcessRecorder", method="let_go", flag=str(flag)
     )
     (tmp_path / "sitecustomize.py").write_text(script)
     path = os.pathsep.join((str(tmp_path), server_environment()["PYTHONPATH"]))

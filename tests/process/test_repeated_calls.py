@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.connection import Connection
+from holdfast.client.channel_connection import ChannelConnection
 from holdfast.client.remote import RemoteExec
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import UnknownProcess
 from holdfast.runtime.local import LocalExec
 from holdfast.server.app import Server
-from holdfast.testing.memory import MemoryWire, memory_pair
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.types import ProcessSpec
+from tests.support.memory_channel import MemoryWire, memory_pair
 
 
 class Ways:
@@ -39,7 +39,7 @@ class Ways:
 
 @asynccontextmanager
 async def cut_after(exec_: LocalExec, method: str) -> AsyncIterator[RemoteExec]:
-    """A client whose connection breaks once the server has done this, before its reply is on the wire."""
+    """A client with a connection that breaks once the server has done this, before its reply is on the wire."""
     ways = Ways(exec_)
     do = getattr(exec_, method)
 
@@ -50,7 +50,7 @@ async def cut_after(exec_: LocalExec, method: str) -> AsyncIterator[RemoteExec]:
         return result
 
     setattr(exec_, method, do_and_cut)
-    connection = Connection(ways.dial, address="memory")
+    connection = ChannelConnection(ways.dial, address="memory")
     await connection.open()
     api = RemoteExec(connection)
     yield api
@@ -97,5 +97,5 @@ async def test_a_request_whose_connection_breaks_before_its_turn_leaves_no_trace
     connection.connection_lost(None)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    gc.collect()  # a coroutine that nobody awaited would be told now, as an error
+    gc.collect()  # a coroutine that was never awaited would be reported now, as an error
     assert not connection._tasks

@@ -15,10 +15,9 @@ import pytest
 
 import holdfast
 import holdfast.sync
-from holdfast.client.connection import Connection
+from holdfast.client.connection import ClientConnection
 from holdfast.client.dial import open_connection
-from holdfast.client.host_call import call_service
-from holdfast.client.host_service import Handler, HostService
+from holdfast.client.host_call import Handler, HostService, call_service
 from holdfast.errors import (
     ConnectionLost,
     InternalError,
@@ -28,16 +27,16 @@ from holdfast.errors import (
     StdinClosed,
     UnknownService,
 )
-from holdfast.testing.servers import Conversation, RunningServer, conversation, running_server
-from holdfast.testing.signalling import send_signal
 from holdfast.wire import messages as m, methods
-from holdfast.wire.service_keys import PING, instance_of
+from holdfast.wire.host_call_keys import PING, instance_of
+from tests.support.servers import Conversation, RunningServer, conversation, running_server
+from tests.support.signalling import send_signal
 
 KEY = "a-key-that-nobody-guesses"
 
 
 class Host:
-    """A handler that tells what it was asked, and streams as the test lets it."""
+    """A handler that answers with the request, and streams as the test lets it."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, bytes]] = []
@@ -94,7 +93,7 @@ async def offering(server: RunningServer, handler: Handler) -> AsyncIterator[Hos
 
 
 @asynccontextmanager
-async def caller_at(server: RunningServer) -> AsyncIterator[Connection]:
+async def caller_at(server: RunningServer) -> AsyncIterator[ClientConnection]:
     connection = await open_connection(server.address("unix"), reconnect_deadline=0)
     try:
         yield connection
@@ -102,7 +101,7 @@ async def caller_at(server: RunningServer) -> AsyncIterator[Connection]:
         await connection.aclose()
 
 
-async def ask(connection: Connection, service: HostService, method: str, body: bytes = b"") -> list[bytes]:
+async def ask(connection: ClientConnection, service: HostService, method: str, body: bytes = b"") -> list[bytes]:
     async with aclosing(call_service(connection, service.name, service.instance, method, body)) as pieces:
         return [piece async for piece in pieces]
 
@@ -173,7 +172,7 @@ async def test_a_call_that_is_called_off_at_once_never_reaches_the_handler(serve
         params = {"service": "model", "instance": service.instance, "method": "wait", "waitMs": 60_000}
         call = json.dumps({"id": 7, "method": "service/call", "params": params})
         cancel = json.dumps({"method": "request/cancel", "params": {"id": 7}})
-        # In one write, so that the server has both before it tells the host of either.
+        # In one write, so that the server has both before it notifies the host of either.
         await talk.line.write(f"{call}\n{cancel}".encode())
         assert await talk.result("ping") == {}
         assert await ask(caller, service, "echo") == [b"echo:"]
@@ -188,8 +187,8 @@ async def test_a_slow_caller_stops_the_host_and_others_go_on() -> None:
 
 async def stall_and_go_on(server: RunningServer, host: Host) -> None:
     async with offering(server, host) as service, caller_at(server) as caller:
-        params = m.ServiceCallParams("model", service.instance, "stream", b"1000", call_id="c" * 16)
-        await caller.call(methods.SERVICE_CALL, params)
+        params = m.HostCallParams("model", service.instance, "stream", b"1000", call_id="c" * 16)
+        await caller.call(methods.HOST_CALL, params)
         made = -1
         while made != host.made or not made:
             # Each is a round trip through host and server, in which the stream could go on.
@@ -198,25 +197,25 @@ async def stall_and_go_on(server: RunningServer, host: Host) -> None:
                 assert await ask(caller, service, "echo") == [b"echo:"]
         assert made < 100
         received = 0
-        got = await caller.call(methods.SERVICE_RECEIVE, m.ServiceReceiveParams("c" * 16, 0, 60_000))
+        got = await caller.call(methods.HOST_RECEIVE, m.HostReceiveParams("c" * 16, 0, 60_000))
         while True:
             received += sum(map(len, got.pieces))
             if got.ended:
                 break
-            got = await caller.call(methods.SERVICE_RECEIVE, m.ServiceReceiveParams("c" * 16, got.seq, 60_000))
+            got = await caller.call(methods.HOST_RECEIVE, m.HostReceiveParams("c" * 16, got.seq, 60_000))
         assert received == sum(len(b"%d\n" % n) + 65_536 for n in range(1000))
 
 
 async def test_a_slow_host_is_waited_for(server: RunningServer) -> None:
     host = Host()
     async with offering(server, host) as service, caller_at(server) as caller:
-        params = m.ServiceCallParams("model", service.instance, "wait", wait_ms=1, call_id="c" * 16)
-        got = await caller.call(methods.SERVICE_CALL, params)
+        params = m.HostCallParams("model", service.instance, "wait", wait_ms=1, call_id="c" * 16)
+        got = await caller.call(methods.HOST_CALL, params)
         assert (got.pieces, got.ended) == ((), False)
-        got = await caller.call(methods.SERVICE_RECEIVE, m.ServiceReceiveParams("c" * 16, 0, 1))
+        got = await caller.call(methods.HOST_RECEIVE, m.HostReceiveParams("c" * 16, 0, 1))
         assert (got.pieces, got.ended) == ((), False)
         host.go_on.set()
-        got = await caller.call(methods.SERVICE_RECEIVE, m.ServiceReceiveParams("c" * 16, 0, 60_000))
+        got = await caller.call(methods.HOST_RECEIVE, m.HostReceiveParams("c" * 16, 0, 60_000))
         assert (got.pieces, got.ended) == ((b"wait:",), True)
 
 
@@ -243,8 +242,8 @@ async def reach_each_limit(server: RunningServer, host: Host) -> None:
             assert await ask(caller, service, "echo", b"x" * 900) == [b"echo:" + b"x" * 900]
         # Requests that were called off are not pending, nor are their calls.
         for _ in range(10):
-            params = m.ServiceCallParams("model", service.instance, "wait", wait_ms=60_000)
-            caller.give_up(caller.begin(methods.SERVICE_CALL, params))
+            params = m.HostCallParams("model", service.instance, "wait", wait_ms=60_000)
+            caller.give_up(caller.begin(methods.HOST_CALL, params))
         assert await ask(caller, service, "echo") == [b"echo:"]
 
 
@@ -292,10 +291,10 @@ async def test_nobody_answers_or_reads_what_is_anothers(server: RunningServer) -
         called = await caller.result("service/call", service="model", instance=instance, method="m")
         call_id = called["callId"]
         unknown, params = UnknownService.code, InvalidParams.code
-        # Who does not know the instance, or knows that of another service.
+        # A caller without the instance, or with that of another service.
         await raises(thief, unknown, "service/call", service="model", instance=other, method="m")
         await raises(thief, unknown, "service/call", service="models", instance=instance, method="m")
-        # Who knows the instance is no host: the key cannot be had from it.
+        # A caller with the instance is no host: the key cannot be had from it.
         await raises(thief, unknown, "service/answer", callId=call_id, key=instance, seq=1, data="")
         await thief.result("service/offer", service="model", key=instance)
         await raises(thief, unknown, "service/answer", callId=call_id, key=instance, seq=1, data="")
@@ -335,7 +334,7 @@ async def test_pieces_are_taken_once_and_in_order(server: RunningServer) -> None
         await host.result("service/answer", **answer, seq=1, data="MQ==")
         await raises(host, InvalidRequest.code, "service/answer", **answer, seq=3, data="Mw==")
         await host.result("service/answer", **answer, seq=2, data="Mg==")
-        # Until it is acknowledged it is told again.
+        # Until it is acknowledged it is sent again.
         for _ in range(2):
             got = await caller.result("service/receive", callId=id)
             assert (got["seq"], got["pieces"]) == (2, ["MQ==", "Mg=="])
@@ -361,8 +360,8 @@ async def test_a_host_that_is_gone_fails_its_calls() -> None:
             async with conversation(server.address("unix")) as host:
                 await host.initialize(clientName="host")
                 await host.result("service/offer", service="model", key=KEY)
-                call = m.ServiceCallParams("model", instance_of("model", KEY), "m", wait_ms=60_000)
-                left = caller.begin(methods.SERVICE_CALL, call)
+                call = m.HostCallParams("model", instance_of("model", KEY), "m", wait_ms=60_000)
+                left = caller.begin(methods.HOST_CALL, call)
             with pytest.raises(ConnectionLost, match="gone"):
                 await caller.reply(left)
 
@@ -377,7 +376,7 @@ async def test_a_server_that_is_restarted_is_offered_the_service_anew() -> None:
                 send_signal(server.pid, signal.SIGKILL)
                 with pytest.raises(ConnectionLost):
                     await waiting
-            # Who works for a caller that is gone is told.
+            # A handler gets a message that its caller is gone.
             await host.cancelled.wait()
             server.pid = (await box.status()).pid
             async with caller_at(server) as caller:

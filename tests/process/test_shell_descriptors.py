@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from contract.shell_ways import late_output
-from contract.ways import fifo
 from holdfast import Sandbox
 from holdfast.client.shell import Shell
 from holdfast.errors import HoldfastError, ResourceExhausted, ShellClosed
 from holdfast.runtime.local import LocalExec
-from holdfast.testing.servers import is_alive
+from tests.contract.shell_ways import late_output
+from tests.contract.ways import fifo
+from tests.support.servers import is_alive
 
 MakeExec = Callable[..., LocalExec]
 
@@ -38,7 +38,7 @@ async def sh(sandbox: Sandbox) -> Shell:
 
 @contextlib.contextmanager
 def descriptors_left(count: int) -> Iterator[None]:
-    """Nobody in this process can open more than so many."""
+    """This process can open no more than so many."""
     taken: list[int] = []
     try:
         with contextlib.suppress(OSError):
@@ -73,7 +73,7 @@ async def test_a_command_is_refused_when_there_are_no_descriptors_and_the_next_o
     await sh.run("word=kept")
     refused = 0
     for count in range(6):
-        # Whoever has a child in the background needs new pipes.
+        # A shell with a child in the background needs new pipes.
         await sh.run("sleep 1000 &")
         before = open_descriptors()
         with descriptors_left(count):
@@ -84,7 +84,7 @@ async def test_a_command_is_refused_when_there_are_no_descriptors_and_the_next_o
                 assert type(error).__name__ == "ResourceExhausted"  # noqa: PT017
                 assert not (tmp_path / f"ran{count}").exists()
             else:
-                # With no descriptor for its output that is lost, and it says so.
+                # With no descriptor for its output that is lost, and the error reports it.
                 assert (result.stdout, result.truncated) in (("kept\n", False), ("", True))
         assert open_descriptors() <= before + 4
         assert (await sh.run("echo $word", input="in")).stdout == "kept\n"

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from gauntlet import CASES
-from gauntlet.case import Case, Closed, Expected, Late, Step
 
 import holdfast
 from holdfast.client.shell import Shell
 from holdfast.types import OutputChunk, OutputGap
-from support.parts import require
+from tests.process.gauntlet import CASES
+from tests.process.gauntlet.case import Case, Closed, Expected, Late, Step
+from tests.support.parts import require
 
 #: Nothing here waits for time to pass; whatever takes this long hangs.
 SAFETY_NET = 60
@@ -101,7 +101,7 @@ async def late_output(sh: Shell, expected: Late) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Whether it does anything: a process that was killed and that nobody has reaped yet does not."""
+    """Whether it does anything: a killed process that is not reaped yet does not."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")

@@ -12,20 +12,20 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from test_recovery import Kill, gone, kept
 
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.client.shell import Shell
 from holdfast.errors import ShellClosed, StdinClosed, UnknownProcess
 from holdfast.testing.sandbox_suite import TIMEOUTS
-from holdfast.testing.servers import RunningServer, is_alive
 from holdfast.types import CommandEnded, CommandSpec, OutputChunk, OutputGap, ShellStatus, StdinMode
+from tests.process.test_recovery import Kill, gone, kept
+from tests.support.servers import RunningServer, is_alive
 
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """A command that reads it waits until it is opened for writing: until the test says `go`."""
+    """A command that reads it waits until it is opened for writing: until the test calls `go`."""
     path = tmp_path / "gate"
     os.mkfifo(path)
     return path
@@ -33,7 +33,7 @@ def gate(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def second_gate(tmp_path: Path) -> Path:
-    """A gate opens once: whoever came back early would still see the writer of the first time."""
+    """A gate opens once: an early second reader would still see the writer of the first time."""
     path = tmp_path / "second-gate"
     os.mkfifo(path)
     return path
@@ -148,7 +148,7 @@ async def test_the_queue_in_order_and_nothing_twice(gate: Path, tmp_path: Path) 
         first = await started(shell, f"echo begun; read x <{gate}")
         log = tmp_path / "log"
         waiting = [asyncio.create_task(shell.run(f"echo {n} | tee -a {log}")) for n in range(20)]
-        while (await shell.describe()).queued < 20:  # noqa: ASYNC110 - nothing tells of a queue
+        while (await shell.describe()).queued < 20:  # noqa: ASYNC110 - no event reports a queue
             await asyncio.sleep(0.001)
         with_input = asyncio.create_task(shell.run("cat", input=b"given"))
         while (await shell.describe()).queued < 21:  # noqa: ASYNC110
@@ -164,7 +164,7 @@ async def test_the_queue_in_order_and_nothing_twice(gate: Path, tmp_path: Path) 
 
 
 async def test_what_ran_is_known(tmp_path: Path) -> None:
-    """Asked for again under its id, a command tells its result, or that this is no longer kept; it is not run."""
+    """A command repeated under its id returns its result, or that this is no longer kept; it is not run."""
     async with kept() as (_, box, kill):
         shell = await box.shell()
         specs = [
@@ -214,7 +214,7 @@ async def test_an_interrupt_goes_on(tmp_path: Path) -> None:
         run = Started(shell, f"x=kept; bash -c {child!r}; echo no")
         await run.begun.wait()
         interrupt = asyncio.create_task(shell.interrupt())
-        while b"told" not in run.printed["stdout"]:  # noqa: ASYNC110 - it is told by on_output
+        while b"told" not in run.printed["stdout"]:  # noqa: ASYNC110 - on_output reports it
             await asyncio.sleep(0.001)
         await kill()
         assert await interrupt is True
@@ -263,7 +263,7 @@ async def test_input_of_a_command_that_waits_survives_the_server(gate: Path) -> 
         shell = await box.shell()
         first = await started(shell, f"echo ready; read x <{gate}")
         waiting = asyncio.create_task(shell.run("cat; echo end", stdin="open"))
-        while not (await shell.describe()).queued:  # noqa: ASYNC110 - nothing tells of a queue
+        while not (await shell.describe()).queued:  # noqa: ASYNC110 - no event reports a queue
             await asyncio.sleep(0.001)
         await shell.write("early ")
         await kill()
@@ -387,7 +387,7 @@ async def test_a_shell_that_ends_while_no_server_is_there(gate: Path) -> None:
         shell = await box.shell()
         running = await started(shell, f"echo begun; read x <{gate}; echo end; exit 6")
         queued = asyncio.create_task(shell.run("echo never"))
-        while not (await shell.describe()).queued:  # noqa: ASYNC110 - nothing tells of a queue
+        while not (await shell.describe()).queued:  # noqa: ASYNC110 - no event reports a queue
             await asyncio.sleep(0.001)
         async with nobody(server, kill):
             await go(gate)
@@ -402,7 +402,7 @@ async def test_a_shell_that_ends_while_no_server_is_there(gate: Path) -> None:
 
 
 async def test_a_start_that_is_under_way(tmp_path: Path, gate: Path) -> None:
-    """A login shell whose profile waits: the caller of `shell()` waits for both servers."""
+    """A login shell with a profile that waits: the caller of `shell()` waits for both servers."""
     profile = tmp_path / ".bash_profile"
     profile.write_text(f"echo >>{tmp_path}/started; read x <{gate}; export FROM_PROFILE=$x\n")
     async with kept() as (_, box, kill):
@@ -419,12 +419,12 @@ async def test_a_start_that_is_under_way(tmp_path: Path, gate: Path) -> None:
 async def test_a_close_that_is_under_way(tmp_path: Path) -> None:
     async with kept() as (_, box, kill):
         shell = await box.shell()
-        # It ignores TERM, and says so before its command ends.
+        # It ignores TERM, and prints a line before its command ends.
         stubborn = 'trap "" TERM; echo ready >ready; while :; do sleep 1; done'
         started = await shell.run(f"mkfifo ready; bash -c {stubborn!r} & read x <ready; echo $!", cwd=str(tmp_path))
         job = int(started.stdout)
         closing = asyncio.create_task(shell.close(grace=0.5))
-        while (await shell.describe()).state != "closed":  # noqa: ASYNC110 - nothing tells of it
+        while (await shell.describe()).state != "closed":  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(0.001)
         await kill()
         await closing
@@ -457,7 +457,7 @@ async def test_descriptors_do_not_pile_up(tmp_path: Path) -> None:
         for _ in range(3):
             await shell.run("/bin/true")
         before = server.open_descriptors()
-        await kill()  # the keeper reads what it was told
+        await kill()  # the keeper reads the message
         kept_before = len(os.listdir(f"/proc/{server.process.pid}/fd"))
         for _ in range(3):
             await shell.run("/bin/true")

@@ -1,4 +1,4 @@
-"""Shells whose program has to be replaced: what the new one has of the old, and what becomes of the rest."""
+"""Shells with a program that has to be replaced: the state that the new one has of the old, and the lost rest."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from contract.shell_ways import Running, late_output
-from contract.ways import fifo
 from holdfast import CommandResult, Sandbox
 from holdfast.client.shell import Shell
 from holdfast.errors import ShellClosed
 from holdfast.runtime.local import LocalExec
 from holdfast.testing.sandbox_suite import TIMEOUTS
-from holdfast.testing.servers import is_alive
+from tests.contract.shell_ways import Running, late_output
+from tests.contract.ways import fifo
+from tests.support.servers import is_alive
 
 MakeExec = Callable[..., LocalExec]
 #: A loop that no trap of ours gets out of: only a new program helps.
@@ -182,7 +182,7 @@ async def test_background_jobs_of_a_program_that_was_replaced_live_on_and_end_wi
 
 
 async def test_a_shell_that_reads_without_running_is_replaced(sh: Shell, tmp_path: Path) -> None:
-    """With `set -n` a shell reads commands and runs none: no answer comes, and no event tells."""
+    """With `set -n` a shell reads commands and runs none: no answer comes, and no event reports it."""
     await sh.run(f"export WORD=kept; cd {tmp_path}")
     result = await sh.run("set -n; touch ran")
     assert (result.shell_restarted, result.restored, result.success) == (True, "exports", False)

@@ -11,9 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from test_shell_restart import run_deaf
 
-from contract.shell_ways import Running, until_queued
 from holdfast import Sandbox
 from holdfast.client.dial import open_connection
 from holdfast.client.remote import RemoteExec
@@ -29,9 +27,10 @@ from holdfast.errors import (
     UnknownUser,
 )
 from holdfast.runtime.local import LocalExec
-from holdfast.runtime.shell.live import KEPT_COMMANDS
-from holdfast.testing.servers import is_alive, running_server
-from holdfast.types import CommandEnded, CommandSpec, ShellSpec
+from holdfast.types import KEPT_SHELL_COMMANDS, CommandEnded, CommandSpec, ShellSpec
+from tests.contract.shell_ways import Running, until_queued
+from tests.process.test_shell_restart import run_deaf
+from tests.support.servers import is_alive, running_server
 
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60
@@ -100,7 +99,7 @@ async def test_a_shell_of_another_user_is_theirs_alone(public: LocalExec) -> Non
         assert (os.stat(directory).st_uid, os.stat(directory).st_mode & 0o777) == (os.geteuid(), 0o711)
         found = [os.stat(f"{directory}/{name}") for name in names]
         assert {(each.st_uid, each.st_mode & 0o777) for each in found} == {(nobody.pw_uid, 0o600)}
-    # It may pass through to its own files, see nobody else's, and put nothing beside them.
+    # It may pass through to its own files, see no other session's, and put nothing beside them.
     for refused in (f"ls {public._spool.path}", f"touch {here}/x", f"touch {here}/pipes/x", f"rm {here}/pipes/o0"):
         assert (await sh.run(refused)).exit_code != 0, refused
     assert (await sh.describe()).user == "nobody"
@@ -207,14 +206,15 @@ async def test_only_the_last_few_results_are_kept_and_no_command_runs_twice(
     api: LocalExec, sh: Shell, tmp_path: Path
 ) -> None:
     specs = [
-        CommandSpec(f"c{n}", f"echo {n} | tee -a {tmp_path}/log; (exit {n})") for n in range(KEPT_COMMANDS + 5)
+        CommandSpec(f"c{n}", f"echo {n} | tee -a {tmp_path}/log; (exit {n})")
+        for n in range(KEPT_SHELL_COMMANDS + 5)
     ]
     first = [await ended(api, spec) for spec in specs]
     assert [end.exit_code for end in first] == list(range(len(specs)))
-    for spec, end in zip(specs[-KEPT_COMMANDS:], first[-KEPT_COMMANDS:], strict=True):
+    for spec, end in zip(specs[-KEPT_SHELL_COMMANDS:], first[-KEPT_SHELL_COMMANDS:], strict=True):
         assert await ended(api, spec) == end
         assert (await api.snapshot(spec.command_id)).stdout == f"{end.exit_code}\n".encode()
-    for spec in specs[:-KEPT_COMMANDS]:
+    for spec in specs[:-KEPT_SHELL_COMMANDS]:
         with pytest.raises(UnknownProcess, match=spec.command_id):
             await ended(api, spec)
         with pytest.raises(UnknownProcess, match=spec.command_id):

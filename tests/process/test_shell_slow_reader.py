@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from holdfast.errors import ShellClosed
 from holdfast.exec_api import CommandStream
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.shell.command import ShellCommand
-from holdfast.runtime.shell.live import LiveShell
+from holdfast.runtime.shell.live import TRANSITIONS, LiveShell
 from holdfast.types import CommandEnded, CommandSpec, OutputChunk, ShellSpec
 
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60
 MIB = 1024 * 1024
-#: What is kept of one stream: after it the pipe is not read any more.
+#: The bound of one stream: after it the pipe is not read any more.
 KEPT = MIB
 #: Printed then, and less than the pipe holds: the shell gets rid of it and answers.
 MORE = 1000
@@ -45,7 +47,7 @@ async def all_of(stream: CommandStream) -> tuple[bytes, CommandEnded]:
 
 
 async def stalled(api: LocalExec, tmp_path: Path) -> tuple[CommandStream, LiveShell, ShellCommand]:
-    """A command whose shell waits for the next one already, while its reader has taken nothing."""
+    """A command in a shell that waits for the next one already, while its reader has taken nothing."""
     go = tmp_path / "go"
     os.mkfifo(go)
     flood = f"head -c {KEPT} /dev/zero; read -r _ <{go}; head -c {MORE} /dev/zero; (exit 7)"
@@ -57,7 +59,7 @@ async def stalled(api: LocalExec, tmp_path: Path) -> tuple[CommandStream, LiveSh
         while command.logs[0].end < KEPT:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await asyncio.to_thread(go.write_text, "on\n")
-        while command.ended is None or not shell._program.waits():  # noqa: ASYNC110
+        while command.ended is None or not shell._program.reads_line():  # noqa: ASYNC110
             await asyncio.sleep(0)
     assert command.running
     return stream, shell, command
@@ -80,11 +82,11 @@ async def test_the_end_waits_for_the_reader(api: LocalExec, tmp_path: Path) -> N
 
 async def test_a_shell_that_has_answered_is_not_taken_for_one_that_cannot(api: LocalExec, tmp_path: Path) -> None:
     stream, shell, command = await stalled(api, tmp_path)
-    # As the timer would, twice: the first look finds the shell waiting, the second still.
+    # As the timer would, twice: the first check finds the shell waiting, the second still.
     for waiting in (None, command):
         if shell._silence is not None:
             shell._silence.cancel()
-        shell._look(0.2, waiting)
+        shell._check_silence(0.2, waiting)
     printed, ended = await all_of(stream)
     assert (len(printed), ended.exit_code, ended.shell_restarted) == (PRINTED, 7, False)
     assert await state_of(api) == (b"kept\n", 3, False)
@@ -109,3 +111,19 @@ async def test_a_reader_that_leaves_after_the_answer_leaves_the_shell_as_it_is(
     await stream.aclose()
     assert await state_of(api) == (b"kept\n", 3, False)
     assert shell.info().restarts == 0
+
+
+async def test_a_shell_that_is_killed_after_the_answer_keeps_the_result(api: LocalExec, tmp_path: Path) -> None:
+    stream, shell, _ = await stalled(api, tmp_path)
+    behind = api.run_in_shell("sh", CommandSpec("behind", "echo $word"))
+    os.kill(shell.info().pid, signal.SIGKILL)
+    with pytest.raises(ShellClosed, match="killed by SIGKILL"):
+        await all_of(behind)
+    printed, ended = await all_of(stream)
+    assert (len(printed), ended.exit_code, ended.shell_restarted) == (PRINTED, 7, False)
+    assert (shell.info().state, shell.info().commands_run) == ("closed", 2)
+
+
+def test_every_phase_is_reached_and_left_by_the_table() -> None:
+    assert {after for phases in TRANSITIONS.values() for after in phases} == TRANSITIONS.keys() - {"starting"}
+    assert [phase for phase, after in TRANSITIONS.items() if not after] == ["closed"]

@@ -40,7 +40,7 @@ WAYS = [pytest.param({}, id="straight"), pytest.param({"limits": Limits(core_byt
 
 
 async def run(box: LocalExec, *argv: str, process_id: str = "p", **fields: Any) -> bytes:
-    """What a program prints, on whichever stream."""
+    """The output of a program, on both streams."""
     await box.start(ProcessSpec(process_id, argv, **fields))
     async with asyncio.timeout(SAFETY_NET):
         events = [event async for event in box.events(process_id)]
@@ -134,7 +134,7 @@ async def test_the_working_directory(box: LocalExec, tmp_path: Path, way: dict[s
     (directory / "tool").chmod(0o755)
     for cwd in (str(directory), directory.as_uri()):
         assert await run(box, "pwd", cwd=cwd, **way) == f"{directory}\n".encode()
-    # A program with a slash is looked for from there, and one without by the PATH of the process.
+    # A program with a slash is searched for from there, and one without by the PATH of the process.
     assert await run(box, "./tool", cwd=str(directory), **way) == f"{directory}\n".encode()
     assert await run(box, "tool", cwd="/", env={"PATH": str(directory)}, **way) == b"/\n"
     assert await run(box, "pwd", **way) == f"{os.getcwd()}\n".encode()
@@ -160,7 +160,7 @@ async def test_limits_are_set(box: LocalExec) -> None:
         processes=10_000,
         file_size_bytes=12345,
         core_bytes=0,
-        # Whoever runs the tests may be nice already, and only root gets less of it again.
+        # The tests may run with a nice value already, and only root can lower it again.
         nice=19,
     )
     names = ["RLIMIT_CPU", "RLIMIT_AS", "RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_FSIZE", "RLIMIT_CORE"]

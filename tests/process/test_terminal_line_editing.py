@@ -26,7 +26,7 @@ async def terminal(tmp_path: Path) -> AsyncIterator[Terminal]:
 
 
 async def settled(terminal: Terminal) -> None:
-    """The shell has read what was typed, and somebody looked."""
+    """The shell has read the input, and its state was queried."""
     await terminal.wait_until_awaiting_input(PATIENCE)
     await terminal.wait_until_idle(PATIENCE)
 

@@ -16,7 +16,7 @@ from holdfast import ExecServerConfig, Sandbox
 from holdfast.client.screen.screen import Screen
 from holdfast.client.terminal import Terminal
 from holdfast.types import TerminalStatus
-from support.parts import needs
+from tests.support.parts import needs
 
 PATIENCE = 60.0
 
@@ -47,7 +47,7 @@ async def opened(box: Sandbox, tmp_path: Path) -> Callable[..., Any]:
 
 
 async def until_screen(terminal: Terminal, holds: Callable[[Screen], bool]) -> Screen:
-    """Look again whenever something happened, until the screen is as wanted."""
+    """Check after each event, until the screen is as wanted."""
     async with asyncio.timeout(PATIENCE):
         while True:
             token = (await terminal.describe()).token
@@ -202,7 +202,7 @@ async def test_a_progress_bar_is_one_line(opened: Callable[..., Any]) -> None:
     assert (await terminal.screen()).lines[0] == "30%"
 
 
-# --- who waits ----------------------------------------------------------------------------------------------------
+# --- input waits --------------------------------------------------------------------------------------------------
 
 
 async def test_a_prompt_for_a_password(opened: Callable[..., Any]) -> None:
@@ -259,7 +259,7 @@ async def test_a_person_types_while_an_agent_works(
     stop.set()
     count = await typing
     assert count > 0
-    # Two who type at one line at once spoil each other's at worst; the terminal stays whole.
+    # Two writers at one line at once spoil each other's at worst; the terminal stays whole.
     await agent.wait_until_awaiting_input(PATIENCE)
     await agent.send_keys("C-c")
     await agent.wait_until_idle(PATIENCE)

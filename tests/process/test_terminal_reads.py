@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.durability.terminal_reads import GATHER_BYTES, ReadBuffer, Unused
+from holdfast.runtime.durability.terminal_reads import GATHER_BYTES, ReadBuffer, UnstoredRead
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ def test_what_was_read_is_found_by_the_next(tmp_path: Path, terminal: tuple[int,
     ours, theirs = terminal
     path = str(tmp_path / "reads")
     buffer = ReadBuffer(path)
-    assert buffer.unused is None
+    assert buffer.unstored is None
     for number, text in enumerate((b"hello", b"a longer text\xff\xfe with bytes that are none", b"x"), 1):
         os.write(theirs, text)
         assert buffer.gather(ours, 1000, key=7, offset=10 * number) == (text, number)
-        # Nobody closed the first: it died.
+        # The first was not closed: it died.
         after = ReadBuffer(path)
-        assert after.unused == Unused(number, 7, 10 * number, text)
+        assert after.unstored == UnstoredRead(number, 7, 10 * number, text)
         after.close()
     buffer.close()
 
@@ -48,7 +48,7 @@ def test_a_read_that_found_nothing_leaves_nothing(tmp_path: Path, terminal: tupl
     with pytest.raises(BlockingIOError):
         buffer.gather(ours, 1000, key=7, offset=5)
     after = ReadBuffer(path)
-    assert after.unused is None
+    assert after.unstored is None
     after.close()
     buffer.close()
 

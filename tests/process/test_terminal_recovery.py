@@ -6,8 +6,8 @@ import asyncio
 import signal
 
 import holdfast
-from holdfast.testing.servers import RunningServer, running_server
-from holdfast.testing.signalling import send_signal
+from tests.support.servers import RunningServer, running_server
+from tests.support.signalling import send_signal
 
 
 def kill(server: RunningServer) -> None:

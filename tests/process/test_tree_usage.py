@@ -1,4 +1,4 @@
-"""What processes use: who is counted, whatever they did to get away, and what is said of their foreground."""
+"""Resource usage of processes: all are counted, however they left the tree; and the state of the foreground."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from holdfast import Sandbox
 from holdfast.client.terminal import Terminal
-from holdfast.runtime.confine.offers import offers
+from holdfast.runtime.confine.features import detect_features
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.tree import usage as tree_usage
 from holdfast.runtime.tree.process_table import read_mark
@@ -25,10 +25,10 @@ from holdfast.runtime.tree.usage import (
     counter,
     parse_stat,
 )
-from holdfast.testing.signalling import send_signal
 from holdfast.types import CommandSpec, Confinement, OutputChunk, ProcessSpec, ProcessUsage, ShellSpec
+from tests.support.signalling import send_signal
 
-OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
+OFFERED = {feature.word.partition(":")[0]: feature.missing for feature in detect_features()}
 needs_bubblewrap = pytest.mark.skipif(bool(OFFERED["bubblewrap"]), reason=f"no jail: {OFFERED['bubblewrap']}")
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60.0
@@ -53,7 +53,7 @@ async def usage(box: LocalExec, process_id: str = "p") -> ProcessUsage:
 
 
 async def until(box: LocalExec, holds: Callable[[ProcessUsage], bool], process_id: str = "p") -> ProcessUsage:
-    """Nothing tells that a process has been started or scheduled: look again, and give others the time for it."""
+    """No event reports that a process has been started or scheduled: poll, and give others the time for it."""
     async with asyncio.timeout(SAFETY_NET):
         while not holds(found := await usage(box, process_id)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -230,7 +230,7 @@ async def test_a_terminal_s_foreground_and_who_waits_for_input(box: LocalExec, t
     assert (at_prompt.foreground, at_prompt.process_count) == (None, 1)
     assert at_prompt.printed_bytes > 0
     await terminal.send("sleep 1000 & sleep 999\n")
-    # The clock of process starts ticks a hundred times a second: a look can come before it does.
+    # The clock of process starts ticks a hundred times a second: a check can come before it does.
     busy = await until(box, lambda usage: usage.foreground == "sleep" and usage.background_seconds > 0, "t")
     assert (busy.process_count, busy.awaiting_input in (False, None)) == (3, True)
     await terminal.send_keys("C-c")
@@ -273,7 +273,7 @@ async def test_a_jail_around_a_shell_is_no_command_of_its(box: LocalExec, tmp_pa
 
 
 async def test_what_a_forgotten_process_left_is_a_stray(make_exec: MakeExec, tmp_path: Path) -> None:
-    """Only of what became our child: `LocalExec` does not adopt in a test, so the parent is asked in its stead."""
+    """Only of our adopted children: `LocalExec` does not adopt in a test, so the parent is queried in its stead."""
     box = make_exec(cgroup="off")
     await box.start(ProcessSpec("p", ("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!")))
     (text,) = await words(box, 1)

@@ -9,24 +9,32 @@ import marshal
 import os
 import signal
 import socket
-import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import msgspec
 import pytest
-from versions import PATIENCE_SECONDS, Place, copy_package, place, variation
 
 import holdfast
 from holdfast.client.process import Process
 from holdfast.errors import InvalidRequest
 from holdfast.launch.keeper_client import SUFFIX, find
 from holdfast.runtime.durability import keeper, ledger, records
-from holdfast.testing.servers import conversation, is_alive, running_server
-from holdfast.testing.signalling import send_signal
 from holdfast.types import OutputChunk, OutputGap, TerminalSize
+from tests.process.versions import (
+    PATIENCE_SECONDS,
+    Place,
+    copy_package,
+    earlier_package,
+    package_with_earlier_keeper,
+    place,
+    variation,
+)
+from tests.support.servers import conversation, is_alive, running_server
+from tests.support.signalling import send_signal
 
 VERSION = ("__init__.py", '__version__ = "0.1.0"', '__version__ = "99.0.0"')
 ECHO = "echo ready; while read line; do echo got $line; done; exit 5"
@@ -77,12 +85,12 @@ async def test_from_one_version_to_another_with_jobs_running(here: Place, newer:
         assert json.loads(left.stdout) == {"pid": told["pid"], "stopped": True, "keeperPid": old.pid}, left.stderr
         assert not is_alive(told["pid"])
         assert all(is_alive(pid) for pid in pids)
-        # Asked while nobody is there: it waits in the backlog, and is answered by the other version.
+        # Sent while no server runs: it waits in the backlog, and is answered by the other version.
         asked = asyncio.create_task(talk.write(b"between\n"))
         absent = here.holdfast("status")
         assert absent.returncode == 3
         assert f"a keeper, pid {old.pid}, holds 3 processes and waits" in absent.stderr
-        assert "`holdfast upgrade` or `holdfast serve` goes on" in absent.stderr
+        assert "`holdfast upgrade` or `holdfast serve` adopts" in absent.stderr
 
         waiter, now = here.serve(newer)
         await asked
@@ -98,10 +106,45 @@ async def test_from_one_version_to_another_with_jobs_running(here: Place, newer:
         await talk.close_stdin()
         assert (await talk.wait()).exit_code == 5
         assert (await talk.snapshot()).stdout == b"ready\ngot between\n"
-    # A word to the one who brought the command is a word to the server.
+    # A word to the sender of the command is a word to the server.
     waiter.send_signal(signal.SIGTERM)
     assert waiter.wait(PATIENCE_SECONDS) == 0
     assert old.wait(PATIENCE_SECONDS) == 0
+
+
+@pytest.mark.parametrize("make", [earlier_package, package_with_earlier_keeper])
+async def test_a_server_below_an_earlier_keeper_is_taken_over(
+    here: Place, tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    """This client works with the earlier server, and this server resumes its processes, shells and terminals."""
+    package = make(tmp_path / "earlier")
+    keeper, _ = here.serve(package)
+    async with holdfast.connect(here.address) as box:
+        done = await box.start(["sh", "-c", "echo done; exit 3"])
+        assert (await done.wait()).exit_code == 3
+        talk = await box.start(["sh", "-c", ECHO], stdin="open")
+        await talk.wait_for_output("ready")
+        shell = await box.shell("/bin/sh")
+        await shell.run("x=kept; cd /")
+        terminal = await box.terminal("/bin/bash", env={"HOME": str(tmp_path), "PS1": "$ "})
+        assert (await terminal.run("y=kept; echo $y")).output == "kept\n"
+        pids = [talk.pid, shell.pid, terminal.pid]
+
+        await here.leave()
+        here.serve()
+        status = await box.status()
+        assert (status.keeper_pid, status.restarts) == (keeper.pid, 1)
+        assert [(await talk.describe()).pid, (await shell.describe()).pid, (await terminal.describe()).pid] == pids
+        assert (await done.snapshot()).stdout == b"done\n"
+        assert (await done.wait()).exit_code == 3
+        await talk.write(b"after\n")
+        await talk.close_stdin()
+        assert (await talk.wait()).exit_code == 5
+        assert (await talk.snapshot()).stdout == b"ready\ngot after\n"
+        result = await shell.run("echo $x; pwd")
+        assert (result.stdout, result.exit_code) == ("kept\n/\n", 0)
+        assert (await terminal.run("echo $y")).output == "kept\n"
+    here.stop(keeper)
 
 
 async def test_upgrade_in_one_verb_and_in_the_background(here: Place, newer: Path) -> None:
@@ -136,7 +179,7 @@ async def test_whoever_starts_servers_goes_on_with_what_a_keeper_holds(here: Pla
 
 
 async def test_stop_ends_a_keeper_that_waits_and_all_that_it_holds(here: Place) -> None:
-    """Whatever is to become of jobs that nobody ended."""
+    """For any setting of what becomes of jobs that never ended."""
     old, _ = here.serve(settings={"HOLDFAST_ORPHANED_JOBS": "keep"})
     async with holdfast.connect(here.address) as box:
         script = "trap 'echo > term; exit' TERM; setsid sleep 1000 & echo ready; sleep 1000 & wait"
@@ -145,7 +188,7 @@ async def test_stop_ends_a_keeper_that_waits_and_all_that_it_holds(here: Place) 
     await here.leave()
     refused = here.holdfast("serve", "--listen", here.address, "--keeper", "no")
     assert refused.returncode == 2
-    assert "waits there with what an earlier server ran" in refused.stderr
+    assert "waits there with processes of an earlier server" in refused.stderr
     again = here.holdfast("stop", "--keep")
     assert again.returncode == 3
     assert "waits for one already" in again.stderr
@@ -157,7 +200,7 @@ async def test_stop_ends_a_keeper_that_waits_and_all_that_it_holds(here: Place) 
 
 
 async def test_a_version_that_does_not_come_up_costs_nothing(here: Place, newer: Path, tmp_path: Path) -> None:
-    """Each says why, the keeper waits again, and in the end another version goes on."""
+    """Each gives its reason, the keeper waits again, and in the end another version goes on."""
     old, _ = here.serve()
     async with holdfast.connect(here.address) as box:
         process = await box.start(["sh", "-c", ECHO], stdin="open")
@@ -180,20 +223,20 @@ async def test_a_version_that_does_not_come_up_costs_nothing(here: Place, newer:
             [
                 (server_only + ends, "ended with exit code 9 before it served"),
                 (server_only + dies, "was killed by signal 9 before it served"),
-                (demanding, "speaks version 1, and this server needs 2"),
+                (demanding, "has protocol version 1, and this server needs 2"),
             ]
         ):
             waiter, told = here.serve(variation(tmp_path / f"version-{n}", code))
             assert told == {}
             assert waiter.wait(PATIENCE_SECONDS) == 1
             assert says in here.log.read_text()
-        # What a later version may have written.
+        # A record that a later version may have written.
         path = next(here.spool.glob("*/ledger"))
         size = path.stat().st_size
-        head = records.Head(2, "99.0.0", old.pid, ledger.boot_id(), "kill", "")
+        head = records.LedgerHead(2, "99.0.0", old.pid, ledger.boot_id(), "kill", "")
         for record, says in (
             ([99, 1, "of a kind that nobody knows"], "does not know"),
-            (head, "holdfast 99.0.0 wrote it in version 2, and holdfast 0.1.0 knows 1"),
+            (head, "holdfast 99.0.0 wrote it in version 2, and holdfast 0.1.0 reads 1"),
         ):
             data = msgspec.msgpack.encode(record)
             with path.open("ab") as file:
@@ -217,15 +260,15 @@ async def test_a_version_that_does_not_come_up_costs_nothing(here: Place, newer:
 def test_records_grow_at_their_end() -> None:
     """A field that a later version added is passed over; one that an earlier one did not have has its default."""
 
-    class Grown(records.Record, frozen=True, tag=2):
+    class Grown(records.LedgerRecord, frozen=True, tag=2):
         key: int
         pid: int
         started_at: float
         more: str = ""
 
-    decoder = msgspec.msgpack.Decoder(records.AnyRecord)
-    assert decoder.decode(msgspec.msgpack.encode(Grown(1, 2, 3.0, "new"))) == records.Started(1, 2, 3.0)
-    back = msgspec.msgpack.decode(msgspec.msgpack.encode(records.Started(1, 2, 3.0)), type=Grown)
+    later = records.encode_records([Grown(1, 2, 3.0, "new")])
+    assert list(records.decode_records(later)) == [records.ProcessStarted(1, 2, 3.0)]
+    back = msgspec.msgpack.decode(msgspec.msgpack.encode(records.ProcessStarted(1, 2, 3.0)), type=Grown)
     assert back == Grown(1, 2, 3.0, "")
 
 
@@ -233,7 +276,7 @@ async def test_a_server_without_a_keeper_is_not_stopped(here: Place) -> None:
     server, _ = here.serve(settings={"HOLDFAST_KEEPER": "false"})
     done = here.holdfast("stop", "--keep")
     assert done.returncode == 1
-    assert "has no keeper, and what runs would end with it: nothing was stopped" in done.stderr
+    assert "has no keeper, and its processes would end with it: nothing was stopped" in done.stderr
     async with conversation(here.address) as talk:
         await talk.initialize()
         code, _ = await talk.error("server/shutdown", keep=True)
@@ -280,19 +323,20 @@ async def test_a_package_in_a_zip_file_has_its_keeper(here: Place, tmp_path: Pat
 
 
 def test_another_user_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keeper closes the connection of one who is neither root nor its own user."""
+    """The keeper closes the connection of a peer that is neither root nor its own user."""
     theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
-    class Door:
+    class Listener:
         def accept(self) -> tuple[socket.socket, str]:
             return ours, ""
 
     monkeypatch.setattr(os, "geteuid", lambda: 4_242)
-    monkeypatch.setattr(struct, "unpack", lambda *_: (1, 4_243, 1))
+    # In this module alone: the thread that reports to the test runner unpacks, too.
+    monkeypatch.setattr(keeper, "struct", SimpleNamespace(unpack=lambda *_: (1, 4_243, 1)))
     one = object.__new__(keeper.Keeper)
-    one._visitors = {}
-    one._open_door(cast("socket.socket", Door()))
-    assert one._visitors == {}
+    one._clients = {}
+    one._accept_client(cast("socket.socket", Listener()))
+    assert one._clients == {}
     assert theirs.recv(1) == b""
     theirs.close()
 

@@ -1,12 +1,14 @@
 """Servers of several versions for the tests of upgrades and of a keeper's death: copies of the package, one place.
 
-A copy differs from the package in what a test says. It touches a directory of the test and what runs there.
+A copy differs from the package as a test requires. It touches a directory of the test and the processes in it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
+import io
 import json
 import os
 import secrets
@@ -15,13 +17,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import pytest
 
 import holdfast
-from holdfast.testing.servers import MARK_VARIABLE, conversation, marked_processes, server_environment
-from holdfast.testing.signalling import send_signal
+from tests.support.parts import require
+from tests.support.servers import MARK_VARIABLE, conversation, marked_processes, server_environment
+from tests.support.signalling import send_signal
 
 PATIENCE_SECONDS = 60.0
 
@@ -36,6 +42,31 @@ def copy_package(target: Path, *changes: tuple[str, str, str]) -> Path:
         assert before.count(text) == 1, f"{name}: {text!r}"
         path.write_text(before.replace(text, other))
     return target
+
+
+#: The commit before the modules were grouped in folders: its server and keeper run in installations of that time.
+EARLIER: Final = "8390db2e2e1a5fd3ef44b36a70a468086d2642a1"
+
+
+def earlier_package(target: Path) -> Path:
+    """The package of the commit `EARLIER`, from the history of this repository; skips the test without one."""
+    require("git")
+    root = Path(__file__).parents[2]
+    archive = subprocess.run(["git", "-C", str(root), "archive", EARLIER, "src/holdfast"], capture_output=True)
+    if archive.returncode:
+        pytest.skip(f"no history: {archive.stderr.decode().strip()}")
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
+        tar.extractall(target, filter="data")
+    return target / "src"
+
+
+def package_with_earlier_keeper(target: Path) -> Path:
+    """This package with the keeper of `EARLIER`, recorded by `git show EARLIER:…/keeper.py`."""
+    package = copy_package(target)
+    recorded = Path(__file__).parent / "data" / f"keeper-{EARLIER[:7]}.py.gz"
+    (keeper,) = package.rglob("keeper.py")
+    keeper.write_bytes(gzip.decompress(recorded.read_bytes()))
+    return package
 
 
 def variation(target: Path, code: str) -> str:
@@ -78,13 +109,13 @@ class Place:
         """In order."""
         keeper.send_signal(signal.SIGTERM)
         assert keeper.wait(PATIENCE_SECONDS) == 0, self.log.read_text()
-        for process in self._started:  # those who brought a command are told
+        for process in self._started:  # the senders of a command get a message
             process.wait(PATIENCE_SECONDS)
 
     def serve(
         self, package: Path | str | None = None, settings: Mapping[str, str] | None = None
     ) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
-        """`holdfast serve` of this version, and what it said when it was ready; nothing, if it ended before."""
+        """`holdfast serve` of this version, and its ready line; empty, if it ended before."""
         ready, tell = os.pipe()
         command = [sys.executable, "-m", "holdfast", "serve", "--listen", self.address, "--ready-fd", str(tell)]
         with self.log.open("ab") as log:

@@ -1,1 +1,1 @@
-"""Tests of sandboxes; a package, so that its conftest is told from the others."""
+"""Tests of sandboxes, on real engines."""

@@ -1,4 +1,4 @@
-"""What the tests of sandboxes share: real engines and the bundle, made once for all of them.
+"""Shared by the tests of sandboxes: real engines and the bundle, made once for all of them.
 
 Every engine is a real program of this machine: dockerd, podman, sshd, bwrap, namespaces. One that is missing skips
 what needs it.
@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.sandboxes.install.bundle import Bundle, make_bundle
-from holdfast.testing import engines
-from holdfast.testing.engines import ContainerEngine, Missing, SshServer
-from holdfast.testing.servers import server_environment
+from tests.support import engines
+from tests.support.engines import ContainerEngine, Missing, SshServer
+from tests.support.servers import server_environment
 
 #: Images by the names that tests use.
 BUSYBOX = "hf-busybox"

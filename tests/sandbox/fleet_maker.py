@@ -39,8 +39,8 @@ def instrument() -> None:
         (os, "mkdir"),
         (os, "rename"),
         (asyncio, "create_subprocess_exec"),
-        (containers, "run_outside"),
-        (jails, "run_outside"),
+        (containers, "run_host_command"),
+        (jails, "run_host_command"),
     ):
         setattr(module, name, counted(getattr(module, name)))
     write = directories.SandboxDirectory.write

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-#: What the real one prints for a container that is being created or restarted.
+#: The real one's message for a container that is being created or restarted.
 NOT_FOUND = 'error: Internal error occurred: unable to upgrade connection: container not found ("app")'
 
 _SCRIPT = r"""
@@ -120,7 +120,7 @@ class Kubectl:
 
     @property
     def looks(self) -> int:
-        """How often the pod was looked at."""
+        """How often the pod was queried."""
         return sum("get" in call for call in self.calls)
 
     def breaks_get(self, words: str) -> None:
@@ -138,7 +138,7 @@ class Kubectl:
         state: Literal["waiting", "running", "terminated"] = "running",
         **detail: Any,
     ) -> None:
-        """What `get pod` prints from now on; `detail` is about the container's state."""
+        """The output of `get pod` from now on; `detail` is about the container's state."""
         made = pod_object(
             uid=uid, phase=phase, policy=policy, ready=ready, deleting=deleting, state=state, detail=detail
         )
@@ -156,7 +156,7 @@ class Kubectl:
     def cut(self, *, after: int, exit_code: int, when: str, times: int = 1, heard: bool = False) -> None:
         """The next commands that contain `when` get so many bytes of their input, and kubectl has this exit code.
 
-        What they print is lost, unless it is `heard`.
+        Their output is lost, unless `heard` is set.
         """
         fault = {"do": "cut", "bytes": after, "exit_code": exit_code, "when": when, "heard": heard}
         self._fault([fault] * times)
@@ -180,7 +180,7 @@ def pod_object(
     state: str = "running",
     detail: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The API's object, as much of it as is looked at, and some that is not."""
+    """The API's object, with the fields that are read and some that are not."""
     metadata: dict[str, Any] = {"name": "web", "namespace": "team", "uid": uid, "labels": {"app": "web"}}
     if deleting:
         metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"

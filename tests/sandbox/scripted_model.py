@@ -1,4 +1,4 @@
-"""The model on the host that the clients in `clients/` ask: what it does is chosen by the name of the model."""
+"""The model on the host for the clients in `clients/`: the name of the model selects its behaviour."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("say", "steps", "step", "tools", "refused", "endless", "left")
 
 
 class ScriptedModel:
-    """One client for each dialect at a time: what a client tells the model is kept by dialect."""
+    """One client for each dialect at a time: the requests of a client are kept by dialect."""
 
     def __init__(self) -> None:
         self.steps: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(0))

@@ -1,6 +1,6 @@
 """Agents in a jail without network, where holdfast runs from the bundle: a few lines of Python, and two real ones.
 
-The real ones are programs that nobody here wrote, unmodified; the model that they ask is a function of the test.
+The real ones are foreign programs, unmodified; their model is a function of the test.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def codex(installed: Path, bridge: Bridge) -> tuple[list[str], dict[str, str]]:
 
 
 def use_of(tool: Tool, command: str) -> str | None:
-    """What to say to a tool so that it runs the command, if it is one that can."""
+    """The arguments with which a tool runs the command, if it can."""
     if tool.name == "Bash":
         return json.dumps({"command": command, "description": "say it"})
     if (tool.name, tool.kind) == ("exec", "custom"):

@@ -27,10 +27,10 @@ from holdfast.bridge import Bridge, Upstream, sandbox_agent_bridge
 from holdfast.client.command import ExecResult
 from holdfast.client.sandbox import Sandbox
 from holdfast.sandboxes.install.bundle import Bundle
-from holdfast.testing.engines import ContainerEngine
-from holdfast.testing.fake_provider import fake_provider
-from holdfast.testing.searching import files_under, finds, memory_of, proc_files, processes_in_cgroup
-from holdfast.testing.servers import server_environment
+from tests.support.engines import ContainerEngine
+from tests.support.fake_provider import fake_provider
+from tests.support.secret_search import files_under, finds, memory_of, proc_files, processes_in_cgroup
+from tests.support.servers import server_environment
 
 from .scripted_model import NAMES, ScriptedModel
 
@@ -51,7 +51,7 @@ def _cache(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the modules of this Python are linked with beyond it: the Debian image has only the C library."""
+    """Libraries of this Python's modules: the Debian image has only the C library."""
     directory = tmp_path_factory.mktemp("libraries")
     modules = Path(sysconfig.get_path("stdlib"), "lib-dynload").glob("*.so")
     linked = subprocess.run(["ldd", sys.executable, *modules], capture_output=True, text=True).stdout
@@ -99,7 +99,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[s
     return f"docker:{request.getfixturevalue('python_container')}", {}
 
 
-#: What each client prints; those of OpenAI and Google say more.
+#: The output of each client; those of OpenAI and Google print more.
 EXPECTED = {
     "models": sorted(NAMES),
     "whole": "you said hello",
@@ -149,7 +149,7 @@ async def test_clients_without_network_have_a_model(address: tuple[str, dict[str
 
 # --- the key -----------------------------------------------------------------------------------------------------
 
-#: Asks for everything that could bring the key in: an answer, a stream, and errors that echo what was sent.
+#: Requests everything that could bring the key in: an answer, a stream, and errors that echo the request.
 KEY_AGENT = """
 import os, sys
 import openai
@@ -190,7 +190,7 @@ async def test_the_key_is_nowhere_in_a_container(bare_docker: ContainerEngine, p
 
 
 def search(engine: ContainerEngine, container: str, key: bytes, said: bytes) -> None:
-    """What was said is found in the container's files and in the memory of its processes; the key is nowhere."""
+    """Messages are found in the container's files and in the memory of its processes; the key is nowhere."""
     inside = processes_in_cgroup(engine("inspect", "--format", "{{.Id}}", container))
     commands = b"".join(proc_files("cmdline", inside))
     environments = b"".join(proc_files("environ", inside))

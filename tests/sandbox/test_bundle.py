@@ -21,9 +21,9 @@ import pytest
 
 from holdfast.launch.pidfd_signals import signal_process
 from holdfast.sandboxes.install.bundle import Bundle
-from support.parts import require
+from tests.support.parts import require
 
-#: In a sandbox that has no environment to speak of.
+#: In a sandbox with an almost empty environment.
 ENVIRONMENT = {"PATH": "/bin"}
 
 
@@ -198,7 +198,7 @@ def test_a_killed_server_comes_back_and_its_process_lives(place: Place) -> None:
     server = place.call("environment/status")["pid"]
     # Its environment has no mark of a test, but its root directory is ours.
     assert signal_process(server, signal.SIGKILL, lambda pid: os.path.samefile(f"/proc/{pid}/root", place.root))
-    # The socket is the keeper's too: whoever connects meanwhile waits.
+    # The socket is the keeper's too: a client that connects meanwhile waits.
     status = place.call("environment/status")
     assert (status["pid"] != server, status["restarts"]) == (True, 1)
     place.call("process/closeStdin", processId="p")
@@ -367,7 +367,7 @@ def test_nothing_is_loaded_from_outside_the_tree(bundle: Bundle, tmp_path: Path)
     assert json.loads(done.stdout)["id"] == 1, done.stderr
     opened = {line.split('"')[1] for line in trace.read_text().splitlines() if '"' in line and "ENOENT" not in line}
     outside = {path for path in opened if not path.startswith(str(tmp_path))}
-    # What describes the place, users and characters; nothing of it is code.
+    # Descriptions of the place, users and characters; no code.
     data = ("/dev/", "/etc/nsswitch.conf", "/etc/passwd", "/etc/group", "/etc/localtime", "/proc", "/sys/")
     characters = ("/usr/lib/locale/", "/usr/share/locale/locale.alias")
     others = {path for path in outside if not path.startswith((*data, *characters))}

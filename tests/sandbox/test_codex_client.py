@@ -1,6 +1,6 @@
 """The real Codex CLI as a client: its commands run in our server, under the policies that it sends.
 
-It is pointed at the server by `environments.toml` in its home; the model that it asks is a function of the test.
+It finds the server by `environments.toml` in its home; its model is a function of the test.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from holdfast.bridge import (
     Usage,
     sandbox_agent_bridge,
 )
-from holdfast.testing.servers import RunningServer, running_server, server_environment
-from holdfast.testing.signalling import kill_group
-from support.parts import needs
+from tests.support.parts import needs
+from tests.support.servers import RunningServer, running_server, server_environment
+from tests.support.signalling import kill_group
 
 from .real_agents import NODE, require_agents
 
@@ -44,7 +44,7 @@ PATIENCE_SECONDS = 120
 
 
 class Ran(NamedTuple):
-    """What the model got back from one command."""
+    """The result of one command as the model got it."""
 
     exit_code: int
     output: str
@@ -69,7 +69,7 @@ class Script:
         yield StopDelta(usage=Usage(100, 20))
 
     def ran(self, printed: str) -> list[Ran]:
-        """What each call gave back to the model; `printed` explains what went wrong."""
+        """The result of each call as the model got it; `printed` explains a failure."""
         assert len(self.results) == len(self.calls), printed
         found = [json.loads(result.partition("Output:\n")[2]) for result in self.results]
         return [Ran(each["exit_code"], each["output"]) for each in found]
@@ -153,7 +153,7 @@ async def program(
 async def run_codex(
     codex: list[str], server: RunningServer, home: Path, workspace: Path, policy: str, calls: list[str]
 ) -> list[Ran]:
-    """What each call gave back to the model."""
+    """The result of each call as the model got it."""
     script = Script(calls)
     words = ["exec", "--skip-git-repo-check", "-s", policy, "-C", str(workspace), "go"]
     async with program(codex, server, home, script, *words) as process:
@@ -168,7 +168,7 @@ class AppServer:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._last_id = 0
-        #: What it printed, for a test that fails.
+        #: Its output, for a test that fails.
         self.printed: list[str] = []
 
     async def call(self, method: str, params: dict[str, Any]) -> Any:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing import engines
-from holdfast.testing.engines import Missing
-from sandbox.conftest import or_skip
+from tests.sandbox.conftest import or_skip
+from tests.support import engines
+from tests.support.engines import Missing
 
 
 def processes_naming(directory: str) -> list[str]:
@@ -52,7 +52,7 @@ def test_namespaces_leave_nothing(debian_root: Path) -> None:
         assert inside.stdout.startswith("/proc/1 ")
         assert inside.stdout.endswith("\n/\n")
         holder = prefix[prefix.index("--target") + 1]
-    # Whoever adopted it has not reaped it yet, at most.
+    # At most its adopter has not reaped it yet.
     assert not os.path.exists(f"/proc/{holder}/cwd")
     assert str(debian_root) not in Path("/proc/mounts").read_text()
 

@@ -18,7 +18,7 @@ from holdfast.fleet.template import Template
 from holdfast.runtime.confine.resource_groups import hierarchies
 from holdfast.testing import engine_suite
 from holdfast.testing.engine_suite import Check
-from support.parts import require
+from tests.support.parts import require
 
 KINDS = ("local", "bwrap", "bwrap-root", "docker", "podman")
 
@@ -82,7 +82,7 @@ async def test_a_field_that_cannot_be_honoured_is_refused_by_its_name(
     if engine == "bwrap":
         require("bwrap")
     with pytest.raises(InvalidParams, match=words):
-        await Fleet(engine).create(**fields)
+        await Fleet(engine).create(Template(**fields))  # type: ignore[arg-type]
 
 
 # --- jails --------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from holdfast.errors import HoldfastError, ResourceExhausted, SandboxError
 from holdfast.fleet.fleet import Fleet
 from holdfast.fleet.pool import Pool
 from holdfast.fleet.template import Template
-from support.parts import require
+from tests.support.parts import require
 
 MAKER = Path(__file__).with_name("fleet_maker.py")
 #: More than any engine has.

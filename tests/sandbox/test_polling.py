@@ -16,11 +16,11 @@ import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ConnectionLost, HandshakeFailed, TimeoutError
 from holdfast.sandboxes import polling
-from holdfast.sandboxes.command import CommandSandbox
 from holdfast.sandboxes.polling import ends_in
+from holdfast.sandboxes.target import CommandSandbox
 from holdfast.testing.sandbox_suite import TIMEOUTS
-from holdfast.testing.servers import PATIENCE_SECONDS, running_server
 from holdfast.types import CommandEnded, CommandSpec, OutputChunk, ReadResult
+from tests.support.servers import PATIENCE_SECONDS, running_server
 
 #: Runs the command to its end; the reply of every third one is lost on the way back.
 LOSES_REPLIES = """#!/bin/sh
@@ -52,7 +52,7 @@ async def test_a_command_its_output_and_its_exit(prefix: list[str], tmp_path: Pa
         assert (result.stdout_bytes, result.stderr_bytes, result.returncode) == (b"in\0\xff", b"err\n", 3)
         killed = await box.exec(["sh", "-c", "kill -9 $$"])
         assert killed.returncode == 137
-        # A child that goes on printing does not keep the exit from being told.
+        # A child that goes on printing does not delay the exit event.
         talking = await box.exec(["sh", "-c", "yes & exit 7"], timeout=60)
         assert talking.returncode == 7
         for timeout in TIMEOUTS:
@@ -208,4 +208,4 @@ def test_where_the_exit_and_the_close_are(
 ) -> None:
     chunks = tuple(OutputChunk("stdout", 0, b"x", seq) for seq in seqs)
     result = ReadResult(chunks, next_seq, exited, 0 if exited else None, closed)
-    assert ends_in(result, 0, exit_told=told) == ends
+    assert ends_in(result, 0, exit_sent=told) == ends

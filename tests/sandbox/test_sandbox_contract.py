@@ -9,56 +9,57 @@ import pytest
 import pytest_asyncio
 
 from holdfast import Sandbox
-from holdfast.sandboxes.bubblewrap import Jail
-from holdfast.sandboxes.command import CommandSandbox
+from holdfast.sandboxes.bubblewrap import BwrapJail
 from holdfast.sandboxes.containers import Container
-from holdfast.sandboxes.sandbox_kind import Place
 from holdfast.sandboxes.ssh import SshHost
+from holdfast.sandboxes.target import CommandSandbox, SandboxTarget
 from holdfast.testing import sandbox_suite
-from holdfast.testing.engines import ContainerEngine, SshServer
 from holdfast.testing.sandbox_suite import AddressPlace, Check, Subject
+from tests.support.engines import ContainerEngine, SshServer
 
 KINDS = ("local", "docker-busybox", "docker-debian", "podman-busybox", "ssh", "bwrap", "command")
 
 
-def local(request: pytest.FixtureRequest) -> Callable[[], Place]:
+def local(request: pytest.FixtureRequest) -> Callable[[], SandboxTarget]:
     request.getfixturevalue("own_directory")
     return lambda: AddressPlace("local")
 
 
-def docker_busybox(request: pytest.FixtureRequest) -> Callable[[], Place]:
+def docker_busybox(request: pytest.FixtureRequest) -> Callable[[], SandboxTarget]:
     engine: ContainerEngine = request.getfixturevalue("docker")
     return in_container(request, engine, "hf-busybox")
 
 
-def docker_debian(request: pytest.FixtureRequest) -> Callable[[], Place]:
+def docker_debian(request: pytest.FixtureRequest) -> Callable[[], SandboxTarget]:
     engine: ContainerEngine = request.getfixturevalue("bare_docker")
     return in_container(request, engine, request.getfixturevalue("debian_image"))
 
 
-def podman_busybox(request: pytest.FixtureRequest) -> Callable[[], Place]:
+def podman_busybox(request: pytest.FixtureRequest) -> Callable[[], SandboxTarget]:
     engine: ContainerEngine = request.getfixturevalue("podman")
     return in_container(request, engine, "hf-busybox")
 
 
-def in_container(request: pytest.FixtureRequest, engine: ContainerEngine, image: str) -> Callable[[], Place]:
+def in_container(
+    request: pytest.FixtureRequest, engine: ContainerEngine, image: str
+) -> Callable[[], SandboxTarget]:
     name = engine.container(image)
     request.addfinalizer(lambda: engine.remove(name))
     return lambda: Container("podman" if engine.program == "podman" else "docker", name)
 
 
-def ssh(request: pytest.FixtureRequest) -> Callable[[], Place]:
+def ssh(request: pytest.FixtureRequest) -> Callable[[], SandboxTarget]:
     server: SshServer = request.getfixturevalue("sshd")
     return lambda: SshHost(server.destination, port=server.port, options=server.options())
 
 
-def bwrap(request: pytest.FixtureRequest) -> Callable[[], Place]:
+def bwrap(request: pytest.FixtureRequest) -> Callable[[], SandboxTarget]:
     request.getfixturevalue("bwrap")
     directory: Path = request.getfixturevalue("tmp_path_factory").mktemp("jail")
-    return lambda: Jail(str(directory))
+    return lambda: BwrapJail(str(directory))
 
 
-def command(request: pytest.FixtureRequest) -> Callable[[], Place]:
+def command(request: pytest.FixtureRequest) -> Callable[[], SandboxTarget]:
     prefix: list[str] = request.getfixturevalue("namespaces")
     return lambda: CommandSandbox(prefix, name="namespaces")
 

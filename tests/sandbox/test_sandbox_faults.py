@@ -1,4 +1,4 @@
-"""What breaks around a sandbox, and what the caller sees: a pause, or one error that names the sandbox."""
+"""Faults around a sandbox as its caller sees them: a pause, or one error that names the sandbox."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from holdfast.errors import (
 )
 from holdfast.sandboxes.containers import Container
 from holdfast.sandboxes.ssh import SshHost
-from holdfast.testing.engines import ContainerEngine, SshServer
-from holdfast.testing.signalling import send_signal
+from tests.support.engines import ContainerEngine, SshServer
+from tests.support.signalling import send_signal
 
 #: Turns a hang into a failure.
 PATIENCE = 60.0
@@ -241,7 +241,7 @@ async def test_an_engine_that_does_not_come_back(container: str, monkeypatch: py
         monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
         (channel,) = channels(container)
         send_signal(channel, signal.SIGKILL)
-        with pytest.raises(ConnectionLost, match=f"docker:{container}: .*did not come back in 0.5 s: .*nowhere"):
+        with pytest.raises(ConnectionLost, match=f"docker:{container}: .*not restored in 0.5 s: .*nowhere"):
             await box.exec(["true"])
 
 
@@ -278,7 +278,7 @@ async def test_tmp_that_does_not_execute(docker: ContainerEngine) -> None:
 async def test_no_place_that_can_be_written_and_executes(docker: ContainerEngine) -> None:
     with (
         made(docker, "--read-only", "--tmpfs", "/tmp:noexec") as name,
-        pytest.raises(SandboxError, match=f"docker:{name}: there is no place for the server.*directory="),
+        pytest.raises(SandboxError, match=f"docker:{name}: no directory can hold the server.*directory="),
     ):
         await hello(name)
 
@@ -306,7 +306,7 @@ async def test_a_disk_that_fills_up(docker: ContainerEngine) -> None:
         async with connected(name) as box:
             filled = await box.exec(["sh", "-c", "dd if=/dev/zero of=/tmp/filler bs=65536"])
             assert filled.returncode == 1
-            # A start whose survival cannot be noted may be refused, by a name.
+            # A start that cannot be recorded may be refused, by a name.
             with contextlib.suppress(ResourceExhausted):
                 assert (await box.exec(["sh", "-c", "exit 7"])).returncode == 7
             docker("exec", name, "rm", "/tmp/filler")
@@ -347,7 +347,7 @@ async def test_an_image_without_a_shell(docker: ContainerEngine, tmp_path: Path)
 
 
 async def test_the_clock_jumps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's clock is nobody's to set in a test: what we read of it jumps a day, both ways."""
+    """A test must not set the machine's clock: our readings of it jump a day, both ways."""
     now, jumped = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: now() + jumped[-1])
     async with holdfast.connect("inprocess") as box:
@@ -368,14 +368,14 @@ async def test_the_clock_jumps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_key_that_is_not_let_in(sshd: SshServer) -> None:
     place = SshHost(sshd.destination, port=sshd.port, options=sshd.options(key="other"))
-    with pytest.raises(SandboxGone, match=r"ssh:root@127\.0\.0\.1: not let in: .*Permission denied"):
+    with pytest.raises(SandboxGone, match=r"ssh:root@127\.0\.0\.1: refused: .*Permission denied"):
         async with holdfast.connect(place):
             pass
 
 
 async def test_a_host_whose_key_nobody_knows(sshd: SshServer) -> None:
     place = SshHost(sshd.destination, port=sshd.port, options=sshd.options(known_hosts="nobody"))
-    with pytest.raises(SandboxGone, match=r"ssh:root@127\.0\.0\.1: not let in: .*[Hh]ost key"):
+    with pytest.raises(SandboxGone, match=r"ssh:root@127\.0\.0\.1: refused: .*[Hh]ost key"):
         async with holdfast.connect(place):
             pass
 

@@ -1,4 +1,4 @@
-"""What is special to one kind of sandbox: how `kubectl` is called, what `create` makes, calls by hand."""
+"""Properties of one kind of sandbox: the calls of `kubectl`, the containers of `create`, calls by hand."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import holdfast
 import holdfast.sync
 from holdfast.errors import InvalidParams, SandboxError
 from holdfast.sandboxes import containers
-from holdfast.sandboxes.addresses import place_at
 from holdfast.sandboxes.kubernetes import Pod
-from holdfast.testing.engines import ContainerEngine
+from holdfast.sandboxes.registry import target_at
+from tests.support.engines import ContainerEngine
 
 PATIENCE = 60.0
 
@@ -30,8 +30,8 @@ PATIENCE = 60.0
 @pytest.mark.parametrize(
     ("place", "before"),
     [
-        (place_at("kubernetes:team/web"), ["--namespace", "team", "web"]),
-        (place_at("kubernetes:team/web/app"), ["--namespace", "team", "web", "--container", "app"]),
+        (target_at("kubernetes:team/web"), ["--namespace", "team", "web"]),
+        (target_at("kubernetes:team/web/app"), ["--namespace", "team", "web", "--container", "app"]),
     ],
     ids=["pod", "container"],
 )
@@ -43,7 +43,7 @@ def test_what_kubectl_is_asked(place: Pod, before: list[str]) -> None:
 
 
 def test_the_context_comes_before_the_verb() -> None:
-    argv = place_at("kubernetes:team/web", context="staging")
+    argv = target_at("kubernetes:team/web", context="staging")
     assert isinstance(argv, Pod)
     assert argv.command(["true"])[:4] == ["kubectl", "--context", "staging", "exec"]
 
@@ -53,7 +53,7 @@ def test_the_context_comes_before_the_verb() -> None:
 )
 def test_what_names_no_pod(address: str) -> None:
     with pytest.raises(InvalidParams, match=address):
-        place_at(address)
+        target_at(address)
 
 
 # --- containers that we make -------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class ByHand:
 
 
 async def test_the_walk_through_by_hand(docker: ContainerEngine) -> None:
-    """Start a counter, poll it twice, kill it, look whether it runs: each step a command line of its own."""
+    """Start a counter, poll it twice, kill it, check whether it runs: each step a command line of its own."""
     container = docker.container("hf-busybox")
     await walk_through(container)
     docker.remove(container)
@@ -140,7 +140,7 @@ async def walk_through(container: str) -> None:
     kill = f'{{"jsonrpc":"2.0","method":"exec_remote_kill","params":{{"pid":{pid}}},"id":3}}'
     assert "error" not in hand.exec(kill)
     assert hand.sh(f"ps -o pid | grep -w {pid} || true") == ""
-    # One server did all of it, and had nothing to say.
+    # One server did all of it, and printed nothing.
     assert len(hand.sh("pgrep -f 'holdfast serve' || true").split()) <= 2
     assert hand.sh(f"cat {log}") == ""
 

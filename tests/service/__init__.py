@@ -1,1 +1,1 @@
-"""Tests of the session service; a package, so that its conftest is told from the others."""
+"""Tests of the session service."""

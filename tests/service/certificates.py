@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from support.parts import require
+from tests.support.parts import require
 
 
 class Certificates(NamedTuple):

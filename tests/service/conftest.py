@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.service.store import Store
-from holdfast.testing.postgres import Cluster, memory, postgres_programs, running_cluster
+from tests.support.postgres import Cluster, memory, postgres_programs, running_cluster
 
 
 @pytest.fixture(scope="session")

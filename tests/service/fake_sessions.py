@@ -10,40 +10,41 @@ from typing import Any, Literal
 import grpc.aio
 
 from holdfast.service.access.admission import Admission, CallObserver, FrontName
-from holdfast.service.access.rates import Rates, RateSettings
+from holdfast.service.access.rates import Rates
 from holdfast.service.access.tokens import Access, AccessSettings, hash_token
 from holdfast.service.api import (
     AuditFilter,
     Chunk,
-    Closed,
+    CloseResult,
     Control,
-    Created,
     CreateRequest,
-    Event,
-    InputTaken,
+    CreateResult,
+    InputResult,
     OutputRead,
     RunRequest,
     RunResult,
+    SessionEvent,
     SessionView,
 )
-from holdfast.service.clock import Clock, SystemClock
+from holdfast.service.clock import SystemClock, WallClock
 from holdfast.service.fronts.grpc import GrpcFront, GrpcSettings
 from holdfast.service.fronts.handler import Handler
 from holdfast.service.fronts.http import HttpFront, HttpSettings
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.problems import NotFound
+from holdfast.service.settings import ServiceSettings
 from holdfast.service.types import (
     Approval,
     AuditRow,
     Caller,
     CloseMode,
     EventType,
-    Policy,
+    ResourceUsage,
     Role,
+    ServiceStruct,
+    SessionPolicy,
     SessionRecord,
     State,
-    Struct,
-    Usage,
 )
 from holdfast.session.v1 import session_pb2_grpc
 
@@ -51,7 +52,9 @@ ANNA, BEN, OLGA = "hf_anna", "hf_ben", "hf_olga"
 
 
 def record(session_id: str = "s1", agent_id: str = "anna", **fields: Any) -> SessionRecord:
-    fields.setdefault("policy", Policy(profile="default", idle_timeout=600, max_lifetime=3600, idle_grace=60))
+    fields.setdefault(
+        "policy", SessionPolicy(profile="default", idle_timeout=600, max_lifetime=3600, idle_grace=60)
+    )
     return SessionRecord(
         session_id=session_id,
         agent_id=agent_id,
@@ -66,14 +69,14 @@ def record(session_id: str = "s1", agent_id: str = "anna", **fields: Any) -> Ses
 
 class FakeSessions:
     """A `SessionApi`. `answers` has what a method answers: a value, an error to raise, or a function of its
-    arguments; `calls` has what it was asked. Streams come from functions that make them."""
+    arguments; `calls` has the calls. Streams come from functions that make them."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Caller, tuple[Any, ...]]] = []
         self.answers: dict[str, Any] = {}
         self.sessions = {"s1": record(), "s2": record("s2", "ben")}
         self.chunks: Callable[[str], AsyncIterator[Chunk]] = self._three_chunks
-        self.happenings: Callable[[str], AsyncIterator[Event]] = self._one_event
+        self.happenings: Callable[[str], AsyncIterator[SessionEvent]] = self._one_event
         #: Streams and long polls that are open now.
         self.open = 0
         self._changed = asyncio.Event()
@@ -113,14 +116,14 @@ class FakeSessions:
             raise NotFound(f"there is no session {session_id}", reason="SESSION_UNKNOWN", session_id=session_id)
         return found
 
-    async def create(self, caller: Caller, request: CreateRequest) -> Created:
+    async def create(self, caller: Caller, request: CreateRequest) -> CreateResult:
         view = SessionView(record(agent_id=request.agent_id or caller.agent_id), "IDLE", "/work", "$ ")
-        made: Created = await self._answer("create", caller, request, default=Created(view, "00000010"))
+        made: CreateResult = await self._answer("create", caller, request, default=CreateResult(view, "00000010"))
         return made
 
     async def get(self, caller: Caller, session_id: str) -> SessionView:
         view = SessionView(
-            self._own(caller, session_id), "IDLE", "/work", "$ ", Usage(sampled_at=5.0, process_count=2)
+            self._own(caller, session_id), "IDLE", "/work", "$ ", ResourceUsage(sampled_at=5.0, process_count=2)
         )
         found: SessionView = await self._answer("get", caller, session_id, default=view)
         return found
@@ -143,10 +146,10 @@ class FakeSessions:
 
     async def send_input(
         self, caller: Caller, session_id: str, data: bytes, controls: Sequence[Control] = (), request_id: str = ""
-    ) -> InputTaken:
+    ) -> InputResult:
         self._own(caller, session_id)
-        default = InputTaken(accepted=True, command_id="c1", state="BUSY")
-        taken: InputTaken = await self._answer(
+        default = InputResult(accepted=True, command_id="c1", state="BUSY")
+        taken: InputResult = await self._answer(
             "send_input", caller, session_id, data, tuple(controls), request_id, default=default
         )
         return taken
@@ -168,16 +171,16 @@ class FakeSessions:
             async for each in self.chunks(since):
                 yield each
 
-    async def close(self, caller: Caller, session_id: str, mode: CloseMode = "graceful") -> Closed:
+    async def close(self, caller: Caller, session_id: str, mode: CloseMode = "graceful") -> CloseResult:
         self._own(caller, session_id)
-        closed: Closed = await self._answer(
-            "close", caller, session_id, mode, default=Closed("CLOSED", "1 command")
+        closed: CloseResult = await self._answer(
+            "close", caller, session_id, mode, default=CloseResult("CLOSED", "1 command")
         )
         return closed
 
     async def events(
         self, caller: Caller, session_id: str = "", since: str = "", types: Sequence[EventType] = ()
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncIterator[SessionEvent]:
         if session_id:
             self._own(caller, session_id)
         self.calls.append(("events", caller, (session_id, since, tuple(types))))
@@ -219,12 +222,12 @@ class FakeSessions:
         for index in range(int(since or 0), 3):
             yield chunk(b"line %d\n" % index, f"{index + 1:08d}")
 
-    async def _one_event(self, since: str) -> AsyncIterator[Event]:
-        yield Event("s1", "IDLE_WARNING", "idle for 540 s", "s1:7", 1000.0, state="IDLE")
+    async def _one_event(self, since: str) -> AsyncIterator[SessionEvent]:
+        yield SessionEvent("s1", "IDLE_WARNING", "idle for 540 s", "s1:7", 1000.0, state="IDLE")
 
 
 def chunk(payload: bytes, token: str = "00000005", **fields: Any) -> Chunk:
-    return Chunk(session_id="s1", token=token, at=1000.5, state="IDLE", payload=payload, **fields)
+    return Chunk(session_id="s1", token=token, timestamp=1000.5, state="IDLE", payload=payload, **fields)
 
 
 async def for_ever(*_: Any) -> Any:
@@ -233,12 +236,12 @@ async def for_ever(*_: Any) -> Any:
 
 
 async def no_end(since: str) -> AsyncIterator[Any]:
-    """A stream that says one thing and then waits."""
+    """A stream that yields one thing and then waits."""
     yield chunk(b"first")
     await asyncio.Event().wait()
 
 
-class FakeAgent(Struct, frozen=True):
+class FakeAgent(ServiceStruct, frozen=True):
     agent_id: str
     role: Role
     token_hash: str
@@ -270,8 +273,8 @@ class Fronts:
     def __init__(
         self,
         *,
-        clock: Clock | None = None,
-        rates: RateSettings | None = None,
+        clock: WallClock | None = None,
+        rates: ServiceSettings | None = None,
         access: AccessSettings | None = None,
         grpc_settings: GrpcSettings | None = None,
         http_settings: HttpSettings | None = None,
@@ -282,7 +285,7 @@ class Fronts:
         self.sessions = FakeSessions()
         self.agents = FakeAgents()
         self.access = Access(self.agents, clock, access)
-        self.rates = Rates(rates or RateSettings(), clock)
+        self.rates = Rates(rates or ServiceSettings(), clock)
         self.admission = Admission(self.access, self.rates, observer)
         self.readiness = Readiness()
         self.readiness.set("service")
@@ -363,7 +366,7 @@ def bearer(token: str) -> tuple[tuple[str, str], ...]:
 
 
 async def curl(*arguments: str, input: bytes | None = None) -> tuple[int, bytes]:
-    """What curl prints, and the HTTP status."""
+    """The output of curl, and the HTTP status."""
     process = await asyncio.create_subprocess_exec(
         "curl", "--silent", "--show-error", "--write-out", "\n%{http_code}", *arguments,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,

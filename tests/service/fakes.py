@@ -15,20 +15,28 @@ import msgspec
 
 from holdfast.exec_api import ExecApi
 from holdfast.service.api import AuditFilter
-from holdfast.service.clock import Clock, SystemClock
-from holdfast.service.policy.profiles import Rules
+from holdfast.service.clock import SystemClock, WallClock
+from holdfast.service.policy.profiles import PolicyRules
 from holdfast.service.policy.rules import load_rules
 from holdfast.service.problems import Exhausted, NotFound, NotNow
 from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.enforcement import EnforcementPlan
 from holdfast.service.sessions.manager import SessionManager
-from holdfast.service.sessions.ports import SessionStore, Told
+from holdfast.service.sessions.ports import MetricEvent, SessionStore
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store.approvals import REPLICA_GONE, SESSION_OVER, not_waiting
-from holdfast.service.store.pages import decode_token, encode_token
-from holdfast.service.store.types import Fence, Lease, Notice, Page, SessionFilter
-from holdfast.service.types import Approval, AuditEntry, AuditRow, Caller, Guard, SessionRecord, Struct, Usage
-from holdfast.types import EnvironmentInfo, Limits
+from holdfast.service.store.types import (
+    Fence,
+    Page,
+    RowNotice,
+    SessionFilter,
+    SessionLease,
+    decode_token,
+    encode_token,
+)
+from holdfast.service.types import Approval, AuditEntry, AuditRow, Caller, ResourceUsage, SessionRecord
+from holdfast.types import EnvironmentInfo
 
 ANN = Caller("ann")
 BOB = Caller("bob")
@@ -54,17 +62,17 @@ _FIRST = Page()
 class MemoryStore:
     """A `SessionStore` without a database. Several managers on one are several replicas."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: WallClock) -> None:
         self._clock = clock
         self.records: dict[str, SessionRecord] = {}
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, SessionLease] = {}
         self.log: list[AuditRow] = []
         self._seqs: dict[str, int] = {}
         #: Of leases that were given up.
         self._epochs: dict[str, int] = {}
-        self._listeners: set[asyncio.Queue[Notice]] = set()
+        self._listeners: set[asyncio.Queue[RowNotice]] = set()
         self._approvals: dict[str, Approval] = {}
-        self._usages: dict[str, Usage] = {}
+        self._usages: dict[str, ResourceUsage] = {}
         self._waiters: set[asyncio.Event] = set()
         #: Raised by the next calls, once each.
         self.failures: list[Exception] = []
@@ -86,7 +94,7 @@ class MemoryStore:
         self.records[record.session_id] = record
         if replica:
             expires = self._clock.time() + seconds
-            self._leases[record.session_id] = Lease(record.session_id, replica, 1, expires)
+            self._leases[record.session_id] = SessionLease(record.session_id, replica, 1, expires)
         return record
 
     async def session(self, session_id: str) -> SessionRecord:
@@ -117,15 +125,15 @@ class MemoryStore:
             self._changed()
         return record
 
-    async def claim(self, replica: str, seconds: float, limit: int) -> list[Lease]:
+    async def claim(self, replica: str, seconds: float, limit: int) -> list[SessionLease]:
         self._fail()
         now = self._clock.time()
-        taken: list[Lease] = []
+        taken: list[SessionLease] = []
         for session_id, record in self.records.items():
             lease = self._leases.get(session_id)
             if not record.over and (lease is None or lease.expires_at <= now) and len(taken) < limit:
                 epoch = self._epochs.get(session_id, 0) if lease is None else lease.epoch
-                taken.append(Lease(session_id, replica, epoch + 1, now + seconds))
+                taken.append(SessionLease(session_id, replica, epoch + 1, now + seconds))
         self._leases |= {each.session_id: each for each in taken}
         return taken
 
@@ -177,7 +185,7 @@ class MemoryStore:
         self._changed()
         for row in rows:
             for listener in self._listeners:
-                listener.put_nowait(Notice(row.session_id, row.seq))
+                listener.put_nowait(RowNotice(row.session_id, row.seq))
         return rows
 
     async def rows(self, which: AuditFilter = _ALL_ROWS, page: Page = _FIRST) -> tuple[list[AuditRow], str]:
@@ -194,8 +202,8 @@ class MemoryStore:
         found = found[: page.size]
         return found, encode_token(*_place(found[-1], one)) if more else ""
 
-    async def listen(self) -> AsyncIterator[Notice]:
-        queue: asyncio.Queue[Notice] = asyncio.Queue()
+    async def listen(self) -> AsyncIterator[RowNotice]:
+        queue: asyncio.Queue[RowNotice] = asyncio.Queue()
         self._listeners.add(queue)
         try:
             while True:
@@ -203,10 +211,10 @@ class MemoryStore:
         finally:
             self._listeners.discard(queue)
 
-    async def put_usages(self, usages: Mapping[str, Usage]) -> None:
+    async def put_usages(self, usages: Mapping[str, ResourceUsage]) -> None:
         self._usages |= usages
 
-    async def usages(self, session_ids: Collection[str]) -> dict[str, Usage]:
+    async def usages(self, session_ids: Collection[str]) -> dict[str, ResourceUsage]:
         return {name: self._usages[name] for name in session_ids if name in self._usages}
 
     async def add_approval(self, approval: Approval, *, caller_seconds: float = 0.0) -> Approval:
@@ -298,7 +306,7 @@ class MemoryStore:
     # --- for tests -----------------------------------------------------------------------------------------------
 
     def kinds(self, session_id: str) -> list[str]:
-        """What was written down of a session, in its order."""
+        """The records of a session, in their order."""
         return [row.kind for row in self.log if row.session_id == session_id]
 
     def bodies(self, session_id: str, kind: str) -> list[dict[str, Any]]:
@@ -310,7 +318,7 @@ class MemoryStore:
         return [body["type"] for body in self.bodies(session_id, "event")]
 
 
-_STORE: Callable[[Clock], SessionStore] = MemoryStore
+_STORE: Callable[[WallClock], SessionStore] = MemoryStore
 
 
 def _place(row: AuditRow, one: bool) -> tuple[Any, ...]:
@@ -328,32 +336,22 @@ def _matches(row: AuditRow, which: AuditFilter) -> bool:
     )
 
 
-class NoEnforcement(Struct, frozen=True):
-    """A plan of nothing."""
-
-    confinement: Any = None
-    limits: Limits | None = None
-    enforced: tuple[Guard, ...] = ()
-    unenforced: tuple[Guard, ...] = ()
-    user: str | None = None
-
-
 async def own_uid(agent_id: str) -> int:
     """For a `Preparation` of one agent."""
     return 1_900_000_000
 
 
-def plan_nothing(record: SessionRecord, info: EnvironmentInfo) -> NoEnforcement:
-    return NoEnforcement(unenforced=("filesystem",))
+def plan_nothing(record: SessionRecord, info: EnvironmentInfo) -> EnforcementPlan:
+    return EnforcementPlan(None, None, (), ("filesystem",))
 
 
-def rules(text: str = "") -> Rules:
+def rules(text: str = "") -> PolicyRules:
     return load_rules(OPEN_RULES + text, "rules.toml")
 
 
 def settings(**values: Any) -> ServiceSettings:
     values.setdefault("sandbox", "fake")
-    # Rows at once: tests look for them after some turns of the loop.
+    # Rows at once: tests read them after some turns of the loop.
     values.setdefault("gather_seconds", 0.0)
     return ServiceSettings(**values)
 
@@ -362,9 +360,9 @@ def make_manager(
     store: SessionStore,
     connect: Callable[[str], Awaitable[ExecApi]],
     *,
-    clock: Clock | None = None,
+    clock: WallClock | None = None,
     text: str = "",
-    told: list[Told] | None = None,
+    told: list[MetricEvent] | None = None,
     **values: Any,
 ) -> SessionManager:
     """A manager that is not started."""
@@ -378,7 +376,7 @@ def make_manager(
         plan=plan_nothing,
         clock=clock,
         settings=chosen,
-        tell=(told if told is not None else []).append,
+        emit=(told if told is not None else []).append,
     )
 
 

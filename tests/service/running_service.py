@@ -1,6 +1,6 @@
 """A real `holdfast service` for tests: a process of its own with a database, a local sandbox and tokens of its own.
 
-Ready when it says so; stopped by TERM, and the sandbox's server with it. Touches a temporary directory.
+Ready by its ready line; stopped by TERM, and the sandbox's server with it. Touches a temporary directory.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, Final
 from unittest import mock
 
 from holdfast.__main__ import main
-from holdfast.testing.servers import server_environment
-from support.parts import needs
+from tests.support.parts import needs
+from tests.support.servers import server_environment
 
 #: Nothing here takes long; this only turns a hang into a failure.
 PATIENCE_SECONDS: Final = 60.0
@@ -32,7 +32,7 @@ needs_curl = needs("curl")
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """The log, the database and the processes of others tell nobody that they changed."""
+    """No event reports a change of the log, the database and the processes of others."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
@@ -50,7 +50,7 @@ class Place:
             # Should the sandbox's server be too broken to be stopped, it still does not stay for ever.
             "HOLDFAST_IDLE_SHUTDOWN_SECONDS": "60",
             "XDG_STATE_HOME": os.path.join(directory, "state"),
-            # Profiles of whoever runs the tests are slow, and none of the tests' business.
+            # Profiles in the home directory are slow, and do not belong to the tests.
             "HOME": directory,
         }
 

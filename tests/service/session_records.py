@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.service.types import AuditEntry, Policy, SessionRecord
+from holdfast.service.types import AuditEntry, SessionPolicy, SessionRecord
 
-POLICY = Policy("default", idle_timeout=600.0, max_lifetime=3600.0, idle_grace=60.0)
+POLICY = SessionPolicy("default", idle_timeout=600.0, max_lifetime=3600.0, idle_grace=60.0)
 
 
 def record(session_id: str = "s1", agent_id: str = "a", **fields: Any) -> SessionRecord:

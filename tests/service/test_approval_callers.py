@@ -15,7 +15,15 @@ import grpc
 import pytest
 
 from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
-from service.running_service import API, PATIENCE_SECONDS, Place, RunningService, new_place, running_service, until
+from tests.service.running_service import (
+    API,
+    PATIENCE_SECONDS,
+    Place,
+    RunningService,
+    new_place,
+    running_service,
+    until,
+)
 
 RULES = """
 [profiles.default.sandbox]

@@ -1,4 +1,4 @@
-"""Commands that wait for somebody: held, typed once when allowed, given up when refused or too late."""
+"""Commands that wait for approval: held, typed once when allowed, given up when refused or too late."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.types import Approval
 from holdfast.testing import FakeClock, FakeExec, FakeTerminal, answers, by_hand
 from holdfast.testing.clock import settle
-from service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, running
+from tests.service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, running
 
 RULES = """
 [[profiles.default.commands.rules]]
@@ -244,7 +244,7 @@ async def test_a_caller_that_waits_is_renewed_and_one_of_a_crashed_replica_is_no
         await clock.advance(100)
         assert [each.approval_id for each in await second.approvals(OPERATOR)] == [approval.approval_id]
         # Its renewals stop, as in a crash.
-        first.leases.beside.clear()
+        first._approvals._callers.clear()
         await clock.advance(20)
         assert await second.approvals(OPERATOR) == []
         assert [body["outcome"] for body in store.bodies(session_id, "approval_answered")] == ["abandoned"]
@@ -362,7 +362,7 @@ async def test_the_same_request_is_asked_for_once_and_not_too_many_wait(
     assert len(asked_for) == 1
     for _ in range(MOST_WAITING - 1):
         await manager.send_input(ANN, session_id, b"deploy now\n")
-    with pytest.raises(Exhausted, match="wait for an approval"):
+    with pytest.raises(Exhausted, match="open approvals"):
         await manager.send_input(ANN, session_id, b"deploy now\n")
     assert len(await manager.approvals(OPERATOR)) == MOST_WAITING
 

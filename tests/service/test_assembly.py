@@ -15,19 +15,18 @@ from msgspec.structs import replace
 
 from holdfast.service.access import agents
 from holdfast.service.access.tokens import hash_token
-from holdfast.service.assembly import Service, own_files
+from holdfast.service.assembly import ServiceReplica, own_files
 from holdfast.service.fronts.readiness import Readiness
+from holdfast.service.housekeeping import DAY_SECONDS, PING_SECONDS, Housekeeping
 from holdfast.service.observability.metrics import Metrics
-from holdfast.service.observability.observer import Calls, count_sessions, tell_metrics
+from holdfast.service.observability.observer import ServiceCallObserver, count_metrics, count_sessions
 from holdfast.service.observability.tracing import NullTracer, OtelTracer
 from holdfast.service.problems import Exists, Invalid, NotFound, NotNow, Unavailable
 from holdfast.service.rules_file import read_rules, shown_rules
-from holdfast.service.sessions.ports import Told
-from holdfast.service.settings import ServiceSettings
-from holdfast.service.state_directory import default_store_path, store_url
+from holdfast.service.sessions.ports import MetricEvent
+from holdfast.service.settings import ServiceSettings, default_store_path, store_url
 from holdfast.service.store import Store
-from holdfast.service.store_housekeeping import DAY_SECONDS, PING_SECONDS, Housekeeping
-from holdfast.service.types import AuditEntry, Caller, Policy, SessionRecord
+from holdfast.service.types import AuditEntry, Caller, SessionPolicy, SessionRecord
 from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
 from holdfast.testing import FakeClock
 
@@ -61,7 +60,7 @@ async def until_ready(readiness: Readiness, wanted: bool) -> None:
 
 
 async def test_it_is_ready_once_all_parts_are_and_not_when_it_stops(settings: ServiceSettings) -> None:
-    service = Service(settings)
+    service = ServiceReplica(settings)
     assert not service.readiness.ready
     started = await service.start()
     await until_ready(service.readiness, True)
@@ -77,19 +76,19 @@ async def test_a_start_that_fails_leaves_nothing_behind(settings: ServiceSetting
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         tasks = asyncio.all_tasks()
         with pytest.raises(NotNow, match="in use"):
-            await Service(
+            await ServiceReplica(
                 ServiceSettings(listen_http=address, listen_grpc="127.0.0.1:0", store=settings.store)
             ).start()
         assert asyncio.all_tasks() == tasks
     # Its database is closed, and another one can have it.
-    service = Service(settings)
+    service = ServiceReplica(settings)
     started = await service.start()
     await service.stop()
     assert started.operator_token == ""
 
 
 async def test_either_port_can_be_left_out(settings: ServiceSettings) -> None:
-    service = Service(replace(settings, listen_http=""))
+    service = ServiceReplica(replace(settings, listen_http=""))
     started = await service.start()
     await service.stop()
     assert (started.http, bool(started.grpc)) == ("", True)
@@ -100,7 +99,7 @@ async def test_rules_that_are_wrong_are_not_taken_at_a_reload(
 ) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text("[profiles.one]\n")
-    service = Service(replace(settings, rules=str(rules)))
+    service = ServiceReplica(replace(settings, rules=str(rules)))
     await service.start()
     rules.write_text("[profiles.two]\nnonsense = 1\n")
     service.reload()
@@ -153,7 +152,7 @@ async def test_the_first_operator_is_made_once_and_anew_when_none_is_left(store:
 
 
 def closed_session(session_id: str, at: float) -> SessionRecord:
-    policy = Policy(profile="default", idle_timeout=60, max_lifetime=60, idle_grace=1)
+    policy = SessionPolicy(profile="default", idle_timeout=60, max_lifetime=60, idle_grace=1)
     return SessionRecord(session_id, "a", "shell", "local", policy, at, at, "/")
 
 
@@ -216,7 +215,7 @@ async def test_a_call_is_a_span_with_children_for_the_work_in_the_sandbox(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     exporter, provider = InMemorySpanExporter(), sdk.TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    service = Service(settings, tracer=OtelTracer(provider))
+    service = ServiceReplica(settings, tracer=OtelTracer(provider))
     started = await service.start()
     async with grpc.aio.insecure_channel(started.grpc) as channel:
         stub: Any = session_pb2_grpc.SessionServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -238,7 +237,7 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 def test_a_call_is_counted_with_its_status_and_its_lines_have_its_agent_session_and_command() -> None:
     metrics = Metrics(own_process=False)
-    call = Calls(metrics, NullTracer()).begin("grpc", "GetSession", {"x-request-id": "r1"})
+    call = ServiceCallObserver(metrics, NullTracer()).begin("grpc", "GetSession", {"x-request-id": "r1"})
     call.identified(Caller("anna"))
     assert structlog.contextvars.get_contextvars() == {"request_id": "r1", "agent_id": "anna"}
     call.concerns("s1", "")
@@ -254,13 +253,13 @@ def test_a_call_is_counted_with_its_status_and_its_lines_have_its_agent_session_
 
 def test_what_sessions_tell_is_counted() -> None:
     metrics = Metrics(own_process=False)
-    tell = tell_metrics(metrics)
+    tell = count_metrics(metrics)
     for told in (
-        Told("session_over", "shell", 5.0, "exited"),
-        Told("command_ended", "terminal", 0.2),
-        Told("violation", "shell", 1, "POLICY_DENIED"),
-        Told("lease_taken", "shell"),
-        Told("lease_lost", "shell"),
+        MetricEvent("session_over", "shell", 5.0, "exited"),
+        MetricEvent("command_ended", "terminal", 0.2),
+        MetricEvent("violation", "shell", 1, "POLICY_DENIED"),
+        MetricEvent("lease_taken", "shell"),
+        MetricEvent("lease_lost", "shell"),
     ):
         tell(told)
     count_sessions(metrics, [("shell", "IDLE"), ("shell", "IDLE"), ("terminal", "BUSY")])
@@ -288,7 +287,7 @@ def test_without_a_file_the_rules_are_built_in_and_a_file_that_is_not_there_is_n
         read_rules(str(tmp_path / "no-such.toml"))
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe")
-    with pytest.raises(Invalid, match="no UTF-8"):
+    with pytest.raises(Invalid, match="not UTF-8"):
         read_rules(str(binary))
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import grpc
 import pytest
 
-from holdfast.service.fronts.connections import ConnectionLimits, Gate, Guest
+from holdfast.service.fronts.connections import AcceptedConnection, ConnectionGate, ConnectionLimits
 from holdfast.service.fronts.grpc import GrpcSettings
 from holdfast.service.fronts.http import HttpSettings
 from holdfast.service.fronts.listening import TlsFiles
 from holdfast.session.v1 import session_pb2 as pb
-from service.certificates import make_certificates
-from service.fake_sessions import ANNA, Fronts, OverGrpc, OverHttp, bearer
+from tests.service.certificates import make_certificates
+from tests.service.fake_sessions import ANNA, Fronts, OverGrpc, OverHttp, bearer
 
 HALF_A_HEAD = b"POST /holdfast.session.v1.SessionService/GetSession HTTP/1.1\r\nHost: x\r\nX-Half: "
 #: Short, and still longer than a client on this machine takes for a whole head under load.
@@ -135,12 +135,12 @@ async def test_half_prefaces_are_closed_and_a_connected_agent_is_served() -> Non
 
 
 def test_the_gate_counts_each_connection_once() -> None:
-    gate = Gate(ConnectionLimits(most=4, by_address=3, half_open=2))
-    guests = [Guest("a") for _ in range(2)]
-    for guest in guests:
+    gate = ConnectionGate(ConnectionLimits(most=4, by_address=3, half_open=2))
+    guests = [AcceptedConnection("a") for _ in range(2)]
+    for connection in guests:
         assert gate.admits("a")
-        gate.enter(guest)
-    closed: list[Guest] = []
+        gate.enter(connection)
+    closed: list[AcceptedConnection] = []
     guests[0].close = lambda: closed.append(guests[0])
     assert gate.admits("b")  # the oldest half-open one makes room
     assert closed == [guests[0]]
@@ -149,8 +149,8 @@ def test_the_gate_counts_each_connection_once() -> None:
     gate.complete(guests[1])
     for _ in range(2):
         assert gate.admits("a")
-        gate.enter(guest := Guest("a"))
-        gate.complete(guest)
+        gate.enter(connection := AcceptedConnection("a"))
+        gate.complete(connection)
     assert not gate.admits("a")  # three whole ones of this address, and none that could make room
     assert gate.admits("")
 

@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from holdfast.__main__ import main
 from holdfast.service.store import Store
-from service.session_records import entry, record
+from tests.service.session_records import entry, record
 
 KEY = b"0123456789abcdef0123456789abcdef"
 
@@ -54,7 +54,7 @@ def test_rows_are_shown_oldest_first(url: str, capsys: pytest.CaptureFixture[str
         ["s1/2", "a", "command_ended", "[c1]", "exit_code=2"],
         ["s2/1", "b", "input", "[c2]", "ls"],
     ]
-    assert len(shown) == 5  # and two rows of the service itself, which tell that the sessions began
+    assert len(shown) == 5  # and two rows of the service itself, for the beginning of the sessions
 
 
 def test_rows_are_filtered(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +94,7 @@ def test_verify_names_the_row_that_was_changed(url: str, capsys: pytest.CaptureF
     code, lines, _ = run(capsys, "verify")
     assert code == 1
     assert lines == [
-        "session s1, row 2: its content does not have its hash: it was changed",
+        "session s1, row 2: its content does not match its hash: it was changed",
         "the audit does not hold",
     ]
     code, lines, _ = run(capsys, "verify", "--json")
@@ -111,7 +111,7 @@ def test_a_log_with_a_key_is_verified_with_it(
     file = tmp_path / "key"
     file.write_bytes(KEY + b"\n")
     code, _, error = run(capsys, "verify", "--store", sqlite_url)
-    assert (code, error) == (1, "holdfast: the audit was written with a key: without it nothing can be told\n")
+    assert (code, error) == (1, "holdfast: the audit was written with a key and cannot be verified without it\n")
     assert run(capsys, "verify", "--store", sqlite_url, "--key-file", str(file))[0] == 0
     assert run(capsys, "--store", sqlite_url)[0] == 0
 
@@ -123,7 +123,7 @@ def test_errors_are_one_line_and_nothing_is_made(tmp_path: Path, capsys: pytest.
     code, _, error = run(capsys, "--store", "mysql://x")
     assert (code, error.count("\n")) == (1, 1)
     code, _, error = run(capsys, "--since", "yesterday", "--store", "sqlite:////x")
-    assert "is no time" in error
+    assert "is not a time" in error
     code, _, error = run(capsys, "verify", "--head", "x", "--store", "sqlite:////x")
     assert "SEQ:HASH" in error
 

@@ -1,4 +1,4 @@
-"""The audit log in the database: numbered, chained, told to listeners, read by pages, written in groups."""
+"""The audit log in the database: numbered, chained, sent to listeners, read by pages, written in groups."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sqlalchemy import text
 from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import MARKED, OPENED, row_hash
 from holdfast.service.problems import Bug, Unavailable
-from holdfast.service.store import MISSED, Notice, Page, Store
+from holdfast.service.store import MISSED, Page, RowNotice, Store
 from holdfast.service.store.batch import MARK_EVERY
 from holdfast.service.store.notices import MAX_BEHIND
 from holdfast.service.types import AuditRow
-from holdfast.testing.postgres import Cluster
-from service.conftest import OpenStore
-from service.session_records import entry, record
+from tests.service.conftest import OpenStore
+from tests.service.session_records import entry, record
+from tests.support.postgres import Cluster
 
 
 async def test_rows_are_numbered_and_chained(store: Store) -> None:
@@ -165,7 +165,13 @@ async def test_listeners_hear_of_rows_of_every_replica(open_store: OpenStore, st
         await elsewhere.append([entry("s1"), entry("s1")])
         await elsewhere.append([entry("s2")])
         heard = [await everything.__anext__() for _ in range(5)]
-        assert sorted(heard) == [Notice("", 1), Notice("", 2), Notice("s1", 1), Notice("s1", 2), Notice("s2", 1)]
+        assert sorted(heard) == [
+            RowNotice("", 1),
+            RowNotice("", 2),
+            RowNotice("s1", 1),
+            RowNotice("s1", 2),
+            RowNotice("s2", 1),
+        ]
         assert await one.__anext__() == ("s2", 1)
 
 
@@ -210,7 +216,7 @@ async def test_a_database_that_was_away_is_waited_for_and_listened_to_again(
 async def test_an_append_whose_connection_breaks_at_the_commit_is_written_once(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database has it, we did not hear so: the second try sees that the first went through."""
+    """The database has it, but its reply was lost: the second try sees that the first went through."""
     async with await Store.open(postgres_url) as store:
         await store.append([entry(n=0)])
         tries = 0
@@ -239,10 +245,10 @@ async def change(store: Store, statement: str) -> None:
 async def test_a_line_that_was_cut_without_a_word_is_noticed(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection that listens is asked now and then; here it is asked at once, and does not answer."""
-    monkeypatch.setattr("holdfast.service.store.notices.ASK_SECONDS", 0.01)
+    """The connection that listens is probed now and then; here it is probed at once, and does not answer."""
+    monkeypatch.setattr("holdfast.service.store.notices.PING_SECONDS", 0.01)
     async with await Store.open(postgres_url) as store, await Store.open(postgres_url) as other:
-        others = store._from_others
+        others = store._replica_notices
         assert others is not None
         first = others._connection
         answer = type(first).execute
@@ -258,4 +264,4 @@ async def test_a_line_that_was_cut_without_a_word_is_noticed(
             assert others.connections == 2
             await other.append([entry("s1")])
             heard = {await listening.__anext__() for _ in range(2)}
-            assert heard == {Notice("s1", 1), Notice("", 1)}
+            assert heard == {RowNotice("s1", 1), RowNotice("", 1)}

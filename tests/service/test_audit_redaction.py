@@ -1,4 +1,4 @@
-"""What looks like a secret is not written down, what does not is; and how rows and times read for people."""
+"""Texts that resemble a secret are not written down, others are; and how rows and times read for people."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_password_that_is_missing_hides_no_command_below_it() -> None:
 def test_patterns_of_one_s_own() -> None:
     redact = Redactor([r"geheim-\d+", r"pin (?P<secret>\d{4})"])
     assert redact("geheim-12 and pin 1234") == f"{REDACTED} and pin {REDACTED}"
-    with pytest.raises(Invalid, match="no regular expression"):
+    with pytest.raises(Invalid, match="not a regular expression"):
         Redactor(["("])
 
 
@@ -195,5 +195,5 @@ def test_times_as_people_say_them() -> None:
     assert moment("2026-07-31T12:00:00+02:00", now) == noon.timestamp()
     assert moment("2026-07-31", now) == datetime(2026, 7, 31).astimezone().timestamp()
     for text in ("", "yesterday", "10", "@x", "-5m"):
-        with pytest.raises(Invalid, match="is no time"):
+        with pytest.raises(Invalid, match="is not a time"):
             moment(text, now)

@@ -1,4 +1,4 @@
-"""`verify` finds what was done to the log behind the service's back, and tells it from what retention removed."""
+"""`verify` finds changes of the log behind the service's back, and distinguishes them from retention."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from holdfast.service.store import Store, Verification
 from holdfast.service.store.verification import MAX_BREAKS
 from holdfast.service.types import AuditEntry
 from holdfast.testing import FakeClock
-from holdfast.testing.postgres import memory
-from service.conftest import OpenStore
-from service.session_records import entry, record
+from tests.service.conftest import OpenStore
+from tests.service.session_records import entry, record
+from tests.support.postgres import memory
 
 KEY = b"0123456789abcdef0123456789abcdef"
 
@@ -137,7 +137,7 @@ async def test_a_head_that_was_kept_elsewhere_shows_what_was_cut_since(written: 
 
 
 async def test_a_rewritten_log_is_found_with_a_key_alone(open_store: OpenStore) -> None:
-    """Who can write the database can make plain hashes again. Without the key, HMACs they cannot."""
+    """A writer of the database can make plain hashes again. Without the key, no HMACs."""
     store = await open_store(audit_key=KEY)
     await store.append([entry(n=1), entry(n=2)])
     (forged,) = chained([AuditEntry("s1", 1000.5, "a", "command", body={"n": 9})], 0, "0" * 64)
@@ -148,11 +148,11 @@ async def test_a_rewritten_log_is_found_with_a_key_alone(open_store: OpenStore) 
 
 async def test_without_its_key_a_log_is_read_and_not_verified(open_store: OpenStore) -> None:
     await (await open_store(audit_key=KEY)).append([entry()])
-    looking = await open_store(look_only=True)
+    looking = await open_store(read_only=True)
     assert len((await looking.rows())[0]) == 2
     with pytest.raises(NotNow, match="written with a key"):
         await looking.verify()
-    assert (await (await open_store(look_only=True, audit_key=KEY)).verify()).holds
+    assert (await (await open_store(read_only=True, audit_key=KEY)).verify()).holds
 
 
 async def test_a_session_that_closed_before_its_first_row_is_no_finding(store: Store) -> None:
@@ -198,7 +198,7 @@ async def test_retention_by_age_removes_closed_sessions_and_verify_knows_it(
     await store.add_session(record("open"), per_agent=99, total=99)
     await store.append([entry("open")])
     removed = await store.retain(max_age=250.0)
-    assert (removed.sessions, removed.rows) == (1, 3 + 2)  # and those that told of its beginning and its end
+    assert (removed.sessions, removed.rows) == (1, 3 + 2)  # and those of its beginning and its end
     found = await store.verify()
     assert found.holds
     with pytest.raises(NotFound):
@@ -254,7 +254,7 @@ async def test_the_service_s_own_stream_does_not_grow_for_ever(open_store: OpenS
         await store.retain(max_age=1000.0)
         assert (await store.verify()).holds
         rows.append((await store.verify()).rows)
-    # What is left tells of what was removed last.
+    # The remaining rows record the last removal.
     assert rows[0] == rows[1] == rows[2]
 
 

@@ -1,4 +1,4 @@
-"""`BashExecutor` with and without sessions: one suite, so that the flag changes who runs a command, and no more."""
+"""`BashExecutor` with and without sessions: one suite, so that the flag changes the executor, and no more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import holdfast
 from holdfast.service.shim.bash_executor import ExecutionResult
 from holdfast.testing.sandbox_suite import TIMEOUTS
-from service.running_service import Place, RunningService, new_place, running_service
+from tests.service.running_service import Place, RunningService, new_place, running_service
 
 MakeExecutor = Callable[..., holdfast.BashExecutor]
 
@@ -173,7 +173,7 @@ def test_every_command_is_in_the_audit(service: RunningService) -> None:
     assert {record["agentId"] for record in found["records"]} == {"audited"}
 
 
-# --- what it costs those who do not use it --------------------------------------------------------------------
+# --- the cost without sessions --------------------------------------------------------------------------------
 
 
 def test_no_grpc_is_loaded_without_sessions() -> None:

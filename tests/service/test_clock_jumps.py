@@ -9,15 +9,15 @@ import pytest
 
 from holdfast.service.clock import SystemClock
 from holdfast.service.fronts.readiness import Readiness
+from holdfast.service.housekeeping import Housekeeping
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store import Store
-from holdfast.service.store_housekeeping import Housekeeping
 
 DAY = 86_400.0
 
 
 class Wall:
-    """The wall clock that an operator, or whoever answers NTP, sets."""
+    """The wall clock that an operator, or an NTP server, sets."""
 
     def __init__(self) -> None:
         self._time = time.time
@@ -52,8 +52,8 @@ async def test_a_step_is_logged_once(wall: Wall, sqlite_url: str, caplog: pytest
     kept = Housekeeping(store, Readiness(), clock, ServiceSettings())
     with caplog.at_level(logging.WARNING, "holdfast.service"):
         for wall.set_by in (0.0, 3_600.0, 3_600.0):
-            kept._look_at_clock()
+            kept._check_clock()
     assert [record.getMessage() for record in caplog.records] == [
-        "the wall clock was set by +3600 s: this replica goes on by its own, restart it to follow"
+        "the wall clock was set by +3600 s: this replica keeps its old time, restart it to follow"
     ]
     await store.close()

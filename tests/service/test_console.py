@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from holdfast.console.application import CONTENT_SECURITY_POLICY
-from service.running_service import API, PATIENCE_SECONDS, RunningService, new_place, running_service
-from support.parts import needs
+from tests.service.running_service import API, PATIENCE_SECONDS, RunningService, new_place, running_service
+from tests.support.parts import needs
 
 STATIC = Path(str(files("holdfast.console"))) / "static"
 SOURCES = {path.name: path.read_text() for path in sorted(STATIC.iterdir())}
@@ -30,7 +30,7 @@ needs_node = needs("node")
 
 
 def node(driver: str, *arguments: str, given: Any = None) -> str:
-    """What a driver printed; it must end well."""
+    """The output of a driver, which must exit with 0."""
     ran = subprocess.run(
         ["node", str(DRIVERS / driver), STATIC.as_uri(), *arguments],
         input=json.dumps(given),
@@ -393,15 +393,15 @@ def test_replies_are_shown_in_words() -> None:
     assert audit["cells"] == ["7", "2027-01-15 07:00:00 UTC", "input", "c1", "ls \\u{1b}  by=x  cut=false"]
     assert changed["cells"][-1] == "{no JSON"
     assert asked["command"] == "rm \\u{202e}x"
-    assert asked["words"] == "anna asks in s1, 59 min 59 s ago: asks"
+    assert asked["words"] == "anna in s1, 59 min 59 s ago: asks"
     assert (asked["left"], expired["left"]) == ("expires in 2 min 3 s", "expired")
     some = {"pageSize": 200, "pageToken": ""}
     assert requests == [
         {"states": ["RUNNING", "BUSY", "IDLE", "CLOSING"], "agentId": "", **some},
         {"states": [], "agentId": "anna", **some, "pageToken": "t"},
         {"states": ["BUSY"], "agentId": "", **some},
-        "It waits for an approval (a1).",
-        "Taken; the program has not read all of it yet.",
+        "The input waits for an approval (a1).",
+        "Accepted; the program has not read all of it yet.",
         "59 s",
         "1 d 1 h",
         "1023 B",
@@ -436,9 +436,9 @@ def test_a_session_is_made_typed_into_read_and_closed_by_the_pages_modules(servi
     assert errors["wrong token"]["code"] == "unauthenticated"
     assert errors["no session"]["words"] == "no session 'ses-none' (SESSION_NOT_FOUND)"
     assert errors["closed"]["words"].endswith("is CLOSED: closed by operator (SESSION_CLOSED)")
-    assert errors["no service"]["words"] == "the service does not answer: it cannot be reached"
-    assert errors["no answer of ours"]["words"] == "HTTP 404, which is no answer of the service"
-    assert [name for name, error in errors.items() if error["passing"]] == ["no service"]
+    assert errors["no service"]["words"] == "the service does not answer: it is unreachable"
+    assert errors["no answer of ours"]["words"] == "HTTP 404, which is not an answer of the service"
+    assert [name for name, error in errors.items() if error["transient"]] == ["no service"]
 
 
 @needs_node

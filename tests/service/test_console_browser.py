@@ -19,8 +19,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Dialog, FloatRect, Page, Route, async_playwright, expect
 
-from service.running_service import API, PATIENCE_SECONDS, RunningService, new_place, running_service
-from support.parts import needs
+from tests.service.running_service import API, PATIENCE_SECONDS, RunningService, new_place, running_service
+from tests.support.parts import needs
 
 pytestmark = [needs("chromium"), pytest.mark.asyncio(loop_scope="module")]
 
@@ -79,7 +79,7 @@ def canary() -> Iterator[Canary]:
             self.end_headers()
             self.wfile.write(body)
 
-        do_POST = do_GET  # noqa: N815 (the base class looks these names up)
+        do_POST = do_GET  # noqa: N815 (the base class finds these names)
 
         def log_message(self, *_: object) -> None:
             """Quiet."""
@@ -164,7 +164,7 @@ class Watched:
         assert await self.page.evaluate(FOREIGN) == []
 
 
-#: What is in the document and is not of the page's own making: its tags and attributes are known.
+#: Elements in the document that are not of the page's own making: its tags and attributes are known.
 FOREIGN: Final = """() => {
   const tags = "html head meta title link script body header h1 form label input button p noscript main section h2 "
     + "ul select option span div table thead tr th tbody a h3 dl dt dd td li pre";
@@ -286,13 +286,13 @@ async def test_hostile_output_labels_paths_commands_and_comments_stay_texts(
     assert console.dialogs == []
     assert await console.page.title() == "Holdfast"
     await console.page.click("#FORCE")
-    await console.shows("#said", "CLOSED (closed by operator)")
+    await console.shows("#outcome", "CLOSED (closed by operator)")
     await console.shows("#facts", "closed by operator")
     await console.unharmed()
-    assert console.dialogs == [f"Close {session}? It is killed at once."]
+    assert console.dialogs == [f"Close {session}? Its processes are killed at once."]
 
 
-#: What the page computes with: times, positions, states.
+#: The values that the page computes with: times, positions, states.
 COMPUTED: Final = re.compile(r"at|\w*At|value|payload|state|nextPageToken")
 
 

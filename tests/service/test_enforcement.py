@@ -1,4 +1,4 @@
-"""What is enforced of a policy where a sandbox offers much, little and nothing, and what is refused."""
+"""Enforcement of a policy where a sandbox offers much, little and nothing, and refusals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.service.problems import Denied, Invalid
 from holdfast.service.sessions.backend.enforcement import plan
-from holdfast.service.types import Policy, Resources
+from holdfast.service.types import Resources, SessionPolicy
 from holdfast.types import Confinement, Limits
 
 EVERYTHING = (
@@ -14,7 +14,7 @@ EVERYTHING = (
     *("cgroup.memory", "cgroup.pids", "cgroup.cpu"),
 )
 CONTAINER = ("process", "landlock:5", "seccomp")
-POLICY = Policy(
+POLICY = SessionPolicy(
     "default",
     idle_timeout=60,
     max_lifetime=600,
@@ -34,9 +34,9 @@ POLICY = Policy(
 )
 
 
-def changed(**changes: object) -> Policy:
+def changed(**changes: object) -> SessionPolicy:
     fields = {name: getattr(POLICY, name) for name in POLICY.__struct_fields__}
-    return Policy(**{**fields, **changes})
+    return SessionPolicy(**{**fields, **changes})
 
 
 def test_where_everything_is_offered() -> None:
@@ -62,7 +62,7 @@ def test_where_everything_is_offered() -> None:
 def test_a_container_without_namespaces_and_cgroups() -> None:
     found = plan(POLICY, CONTAINER)
     assert found.confinement == Confinement("landlock", ("/work",), ("/data",), network="none", seccomp=True)
-    # Each process for itself, since nobody can limit them together.
+    # Each process for itself, since nothing limits them together.
     assert found.limits == Limits(
         cpu_seconds=60, file_size_bytes=1 << 24, core_bytes=0, memory_bytes=1 << 30, processes=100
     )
@@ -110,7 +110,7 @@ def test_an_allow_list_needs_a_proxy_and_a_network_of_its_own() -> None:
     assert "network" in found.enforced
     with pytest.raises(Invalid, match="proxy"):
         plan(policy, EVERYTHING)
-    # Nobody can let it through to some hosts alone: it is let through to none, and that is said.
+    # Nothing can let it through to some hosts alone: it is let through to none, and the plan reports it.
     narrower = plan(policy, CONTAINER, proxy="/run/egress.sock")
     assert narrower.confinement is not None
     assert narrower.confinement.network == "none"
@@ -139,7 +139,7 @@ def test_a_list_of_programs_is_enforced_where_nothing_else_can_be_executed() -> 
 
 
 def test_a_policy_that_asks_for_nothing() -> None:
-    free = Policy("free", idle_timeout=60, max_lifetime=600, idle_grace=5)
+    free = SessionPolicy("free", idle_timeout=60, max_lifetime=600, idle_grace=5)
     found = plan(free, EVERYTHING)
     assert (found.confinement, found.limits, found.enforced, found.unenforced) == (None, None, ("wall_clock",), ())
 

@@ -1,7 +1,7 @@
 """Each way out of a confinement that we know, tried for real in a confined terminal or shell, and refused.
 
 One server for all. Beside the session that tries there is another one, with a secret in its environment and in its
-files, and a database of the service; on the machine somebody listens on TCP, UDP and an abstract Unix socket.
+files, and a database of the service; on the machine a program listens on TCP, UDP and an abstract Unix socket.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import holdfast
 from holdfast.client.sandbox import Sandbox, open_exec
 from holdfast.client.shell import Shell
 from holdfast.client.terminal import Terminal
-from holdfast.runtime.confine.offers import offers
+from holdfast.runtime.confine.features import detect_features
 from holdfast.service.clock import SystemClock
 from holdfast.service.problems import Denied
 from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.backend.egress import Egress
 from holdfast.service.sessions.backend.preparation import Preparation
-from holdfast.testing.servers import RunningServer, running_server
 from holdfast.types import Confinement, Limits
-from service.fakes import MemoryStore, own_uid
-from service.session_records import POLICY, record
+from tests.service.fakes import MemoryStore, own_uid
+from tests.service.session_records import POLICY, record
+from tests.support.servers import RunningServer, running_server
 
 SECRET = "the-token-of-another"
 MIB = 1024 * 1024
-FOUND = offers()
-OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in FOUND}
-LANDLOCK = next((int(offer.word[9:]) for offer in FOUND if offer.word.startswith("landlock:")), 0)
+FOUND = detect_features()
+OFFERED = {feature.word.partition(":")[0]: feature.missing for feature in FOUND}
+LANDLOCK = next((int(feature.word[9:]) for feature in FOUND if feature.word.startswith("landlock:")), 0)
 MODES = [
     pytest.param(mode, marks=pytest.mark.skipif(bool(OFFERED[mode]), reason=f"no {mode} here: {OFFERED[mode]}"))
     for mode in ("bubblewrap", "landlock")
@@ -54,7 +54,7 @@ def needs(*words: str) -> pytest.MarkDecorator:
 
 
 class Scene(NamedTuple):
-    """What is there, beside the session that tries to get out."""
+    """The targets beside the session that tries to get out."""
 
     box: Sandbox
     server: RunningServer
@@ -85,7 +85,7 @@ def victim() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-#: Before ABI 6 Landlock does not keep signals and abstract sockets inside, and the plan says so.
+#: Before ABI 6 Landlock does not keep signals and abstract sockets inside, and the plan reports it.
 scoped = pytest.mark.skipif(
     0 < LANDLOCK < 6, reason=f"Landlock of ABI {LANDLOCK} scopes neither signals nor sockets"
 )
@@ -326,7 +326,7 @@ async def test_a_fork_bomb(scene: Scene) -> None:
     (scene.work / "bomb.py").write_text(bomb)
     process = await scene.box.start([PYTHON, "bomb.py"], cwd=str(scene.work), confinement=confinement)
     await process.wait_for_output("full\n", timeout=60)
-    # Everybody else goes on, and it can be ended.
+    # Every other session goes on, and it can be ended.
     assert (await scene.other.run("echo on", timeout=60)).stdout == "on\n"
     await process.terminate(force=True)
     assert (await process.wait(30)).exit_code == 137
@@ -361,7 +361,7 @@ async def test_filling_the_disk(scene: Scene) -> None:
 
 
 async def test_an_output_flood(scene: Scene, terminal: Terminal) -> None:
-    """What is kept is bounded, the rest of the machine goes on, and it can be stopped."""
+    """The output is bounded, the rest of the machine goes on, and it can be stopped."""
     await terminal.send("yes flood\n")
     process = await scene.box.process(terminal.id)
     while (await process.describe()).pty_bytes < 4 * MIB:
@@ -381,7 +381,7 @@ async def test_signals_to_others(scene: Scene, shell: Shell) -> None:
     await refused(
         shell, *(f"kill -KILL {pid}" for pid in targets if pid > 1), *(f"kill -0 {pid}" for pid in targets)
     )
-    await shell.run("kill -KILL -1", timeout=60)  # everybody: which is itself, at most
+    await shell.run("kill -KILL -1", timeout=60)  # every process: which is itself, at most
     # A limit would be as good as a signal; the value is harmless, in case that it goes through.
     await refused(shell, f"prlimit --pid {scene.victim.pid} --cpu=100000", f"prlimit --pid {os.getpid()} --core=0")
     assert scene.victim.poll() is None

@@ -1,4 +1,4 @@
-"""Programs that no rule allows, in a session whose rules deny by default: the rules refuse the text, and the
+"""Programs that no rule allows, in a session with rules that deny by default: the rules refuse the text, and the
 operating system refuses the program if the text were not refused.
 """
 
@@ -11,17 +11,19 @@ import pytest
 
 import holdfast
 from holdfast.client.sandbox import Sandbox
-from holdfast.runtime.confine.offers import offers, words
+from holdfast.runtime.confine.features import available, detect_features
 from holdfast.service.api import PolicyRequest
 from holdfast.service.policy.engine import decide_command, resolve
 from holdfast.service.policy.rules import load_rules
-from holdfast.service.sessions.backend.enforcement import Plan, plan
-from holdfast.testing.servers import RunningServer, running_server
+from holdfast.service.sessions.backend.enforcement import EnforcementPlan, plan
+from tests.support.servers import RunningServer, running_server
 
-FOUND = offers()
-OFFERED = words(FOUND)
+FOUND = detect_features()
+OFFERED = available(FOUND)
 MISSING = [
-    f"{offer.word}: {offer.missing}" for offer in FOUND if offer.word in ("bubblewrap", "noexec") and offer.missing
+    f"{feature.word}: {feature.missing}"
+    for feature in FOUND
+    if feature.word in ("bubblewrap", "noexec") and feature.missing
 ]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason="; ".join(MISSING))
 RULES = """\
@@ -71,7 +73,7 @@ async def box(server: RunningServer) -> AsyncIterator[Sandbox]:
 
 
 @pytest.fixture
-def planned(tmp_path: Path) -> Plan:
+def planned(tmp_path: Path) -> EnforcementPlan:
     rules = load_rules(RULES.format(tmp_path), "rules.toml")
     (tmp_path / "ann").mkdir()
     return plan(resolve(rules, "ann", PolicyRequest()), OFFERED)
@@ -83,7 +85,7 @@ def test_the_rules_refuse_the_text(text: str, tmp_path: Path) -> None:
     assert decide_command(profile, text).verdict == "deny"
 
 
-async def test_a_shell_has_no_program_that_no_rule_allows(box: Sandbox, planned: Plan) -> None:
+async def test_a_shell_has_no_program_that_no_rule_allows(box: Sandbox, planned: EnforcementPlan) -> None:
     assert "programs" in planned.enforced
     assert planned.confinement is not None
     async with await box.shell(cwd=planned.confinement.writable[0], confinement=planned.confinement) as shell:
@@ -93,7 +95,7 @@ async def test_a_shell_has_no_program_that_no_rule_allows(box: Sandbox, planned:
             assert "uid=" not in done.stdout + done.stderr, text
 
 
-async def test_a_terminal_has_its_prompt_and_no_other_program(box: Sandbox, planned: Plan) -> None:
+async def test_a_terminal_has_its_prompt_and_no_other_program(box: Sandbox, planned: EnforcementPlan) -> None:
     assert planned.confinement is not None
     where = planned.confinement.writable[0]
     async with await box.terminal(["bash"], cwd=where, confinement=planned.confinement) as terminal:

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from holdfast.service.api import CreateRequest, Event
+from holdfast.service.api import CreateRequest, SessionEvent
 from holdfast.service.problems import BadToken, Unavailable
 from holdfast.service.sessions.following.events import event_entry
 from holdfast.service.sessions.manager import SessionManager
-from holdfast.service.store.types import MISSED, Notice
+from holdfast.service.store.types import MISSED, RowNotice
 from holdfast.testing import FakeClock, FakeExec
 from holdfast.testing.clock import settle
-from service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, running
+from tests.service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, running
 
 
 @pytest.fixture
@@ -36,11 +36,11 @@ async def manager(store: MemoryStore, clock: FakeClock) -> AsyncIterator[Session
 class Subscriber:
     """Takes events as they come, for as long as the test wants."""
 
-    def __init__(self, events: AsyncIterator[Event]) -> None:
-        self.heard: list[Event] = []
+    def __init__(self, events: AsyncIterator[SessionEvent]) -> None:
+        self.heard: list[SessionEvent] = []
         self._task = asyncio.ensure_future(self._take(events))
 
-    async def _take(self, events: AsyncIterator[Event]) -> None:
+    async def _take(self, events: AsyncIterator[SessionEvent]) -> None:
         async for event in events:
             self.heard.append(event)
 
@@ -171,7 +171,7 @@ async def test_the_bell_rings_again_after_the_store_failed(store: MemoryStore, c
             super().__init__(clock)
             self.tries = 0
 
-        async def listen(self) -> AsyncIterator[Notice]:
+        async def listen(self) -> AsyncIterator[RowNotice]:
             self.tries += 1
             if self.tries == 1:
                 raise Unavailable("away", reason="STORE_UNAVAILABLE")

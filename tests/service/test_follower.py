@@ -1,20 +1,21 @@
-"""What followers write down: commands with their ids, ends and excerpts, once, whoever follows."""
+"""Records of followers: commands with their ids, ends and excerpts, once, whichever replica follows."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from holdfast.service.api import CreateRequest
 from holdfast.service.positions import read_token
 from holdfast.service.problems import Unavailable
-from holdfast.service.sessions.following.terminal import Typed, TypedAhead
+from holdfast.service.sessions.following.terminal import TypeAhead, TypedInput
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.testing import FakeClock, FakeExec, FakeTerminal, by_hand
 from holdfast.testing.clock import settle
-from service.fakes import ANN, MemoryStore, connecting, make_manager, running
+from tests.service.fakes import ANN, MemoryStore, connecting, make_manager, running
 
 
 @pytest.fixture
@@ -85,11 +86,8 @@ async def test_a_session_at_a_continuation_prompt_is_not_busy_for_who_follows_it
 
 async def test_what_the_excerpt_shows_is_redacted(store: MemoryStore, fake: FakeExec, clock: FakeClock) -> None:
     made = make_manager(store, connecting(fake), clock=clock, prompt_seconds=0)
-    made.leases._around = made.leases._around.__class__(
-        **{
-            **{name: getattr(made.leases._around, name) for name in made.leases._around.__struct_fields__},
-            "redact": lambda text: text.replace("hunter2", "[redacted]"),
-        }
+    made.leases._context = msgspec.structs.replace(
+        made.leases._context, redact=lambda text: text.replace("hunter2", "[redacted]")
     )
     async with running(made) as manager:
         session_id, stub = await at_a_prompt(manager, fake)
@@ -137,7 +135,7 @@ async def test_another_replica_goes_on_from_the_last_token_and_nothing_is_lost_o
         stub.starts_command("one")
         stub.prints("early ")
         await settle()
-    # Nobody follows now.
+    # No replica follows now.
     stub.prints("late")
     stub.shows_prompt("$ ", exit_code=1)
     stub.starts_command("somebody else's")
@@ -207,17 +205,17 @@ async def test_an_idle_session_costs_one_waiting_read(
 
 
 def test_which_input_a_command_came_from() -> None:
-    ahead = TypedAhead()
-    ahead.add(Typed("a", 10, 1))
+    ahead = TypeAhead()
+    ahead.add(TypedInput("a", 10, 1))
     assert ahead.take(15, 9) == "a"
     # Typed ahead while `a` ran, so before the prompt at 30.
-    ahead.add(Typed("b", 20, 1))
+    ahead.add(TypedInput("b", 20, 1))
     assert ahead.take(35, 30) == "b"
     # Two went to a program, the third was typed at the prompt.
     for number, position in enumerate((40, 45, 60)):
-        ahead.add(Typed(f"c{number}", position, 1))
+        ahead.add(TypedInput(f"c{number}", position, 1))
     assert ahead.take(65, 58) == "c2"
     assert ahead.take(70, 68) == ""
     # One call, two lines.
-    ahead.add(Typed("d", 80, 2))
+    ahead.add(TypedInput("d", 80, 2))
     assert (ahead.take(85, 79), ahead.take(95, 90), ahead.take(99, 98)) == ("d", "d", "")

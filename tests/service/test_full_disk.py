@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.service.problems import Unavailable
 from holdfast.service.store import Store
-from service.session_records import entry, record
+from tests.service.session_records import entry, record
 
 DISK_BYTES = 2 * 1024 * 1024
 

@@ -1,4 +1,4 @@
-"""The gRPC port, asked by real clients: generated stubs, reflection without any, health checks, TLS."""
+"""The gRPC port with real clients: generated stubs, reflection without any, health checks, TLS."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from holdfast.service.access.rates import RateSettings
 from holdfast.service.api import Chunk, RunRequest, RunResult
 from holdfast.service.fronts.grpc import GrpcSettings, peer_of
 from holdfast.service.fronts.listening import TlsFiles
 from holdfast.service.problems import Exhausted, Invalid, NotNow, Problem
+from holdfast.service.settings import ServiceSettings
 from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
 
 from .certificates import make_certificates
@@ -35,7 +35,7 @@ SERVICE = "holdfast.session.v1.SessionService"
 
 
 def details_of(error: grpc.aio.AioRpcError) -> dict[str, Any]:
-    """The details of a status, by the generated classes of somebody else."""
+    """The details of a status, by the generated classes of googleapis."""
     trailers = dict(error.trailing_metadata())
     status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
     assert status.code == error.code().value[0]
@@ -176,7 +176,7 @@ async def test_a_bug_of_ours_is_told_by_its_id_alone(caplog: pytest.LogCaptureFi
     assert failed.value.code() is grpc.StatusCode.INTERNAL
     assert "swordfish" not in f"{failed.value.details()} {failed.value.trailing_metadata()}"
     error_id = details_of(failed.value)["ErrorInfo"].metadata["error_id"]
-    assert f"GetSession failed with a bug of ours, error_id={error_id}" in caplog.text
+    assert f"GetSession failed by a bug, error_id={error_id}" in caplog.text
     assert "the secret is swordfish" in caplog.text
     assert ANNA not in caplog.text
 
@@ -221,7 +221,7 @@ async def test_a_deadline_and_a_client_that_leaves_cancel_the_call() -> None:
 
 
 async def test_a_client_that_does_not_read_stops_the_reading_of_output(caplog: pytest.LogCaptureFixture) -> None:
-    """What is under way to it is bounded by the connection, however much there is to read."""
+    """The bytes under way to it are bounded by the connection, however much there is to read."""
     produced = 0
     moved = asyncio.Event()
 
@@ -311,7 +311,7 @@ async def test_a_stop_does_not_wait_for_a_client_that_does_not_read() -> None:
 
 
 async def test_limits_by_agent_hold_over_the_wire() -> None:
-    rates = RateSettings(calls_per_second=0.001, calls_burst=3, creates_per_second=0.001, creates_burst=1)
+    rates = ServiceSettings(calls_per_second=0.001, calls_burst=3, creates_per_second=0.001, creates_burst=1)
     async with OverGrpc(rates=rates) as fronts, fronts.stub() as stub:
         await stub.CreateSession(pb.CreateSessionRequest(), metadata=bearer(ANNA))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -326,7 +326,7 @@ async def test_limits_by_agent_hold_over_the_wire() -> None:
 
 
 async def test_streams_at_a_time_are_limited_and_given_back() -> None:
-    async with OverGrpc(rates=RateSettings(concurrent_streams=1)) as fronts, fronts.stub() as stub:
+    async with OverGrpc(rates=ServiceSettings(concurrent_streams=1)) as fronts, fronts.stub() as stub:
         fronts.sessions.chunks = no_end
         request = pb.StreamOutputRequest(session_id="s1")
         first = stub.StreamOutput(request, metadata=bearer(ANNA))

@@ -7,11 +7,22 @@ from typing import Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from holdfast.service.api import AuditFilter, Control, CreateRequest, OutputRead, PolicyRequest, Prompt, RunResult
+from holdfast.service.api import (
+    AuditFilter,
+    Chunk,
+    Control,
+    CreateRequest,
+    InputResult,
+    OutputRead,
+    PolicyRequest,
+    PromptInfo,
+    RunResult,
+    SessionEvent,
+)
 from holdfast.service.fronts import replies, requests
 from holdfast.service.fronts.handler import Handler, methods
 from holdfast.service.problems import Denied, Invalid, NotFound
-from holdfast.service.types import Caller, Resources
+from holdfast.service.types import Approval, AuditRow, Caller, Resources, SessionRecord
 from holdfast.session.v1 import session_pb2 as pb
 
 from .fake_sessions import FakeSessions, chunk, record
@@ -264,8 +275,8 @@ async def test_output_keeps_its_tokens_prompts_and_exit_codes() -> None:
     made, sessions = handler()
     sessions.answers["read_output"] = OutputRead(
         (
-            chunk(b"\xff", "1", skipped=7, truncated=True, stream="stderr", command_id="c"),
-            chunk(b"", "2", exit_code=-9, prompt=Prompt("$ ", awaiting_input=True, password=True)),
+            chunk(b"\xff", "1", skipped_bytes=7, truncated=True, stream="stderr", command_id="c"),
+            chunk(b"", "2", exit_code=-9, prompt=PromptInfo("$ ", awaiting_input=True, password=True)),
         ),
         "BUSY",
         "2",
@@ -277,6 +288,25 @@ async def test_output_keeps_its_tokens_prompts_and_exit_codes() -> None:
     assert (first.stream, first.command_id, first.HasField("exit_code")) == ("stderr", "c", False)
     assert (second.exit_code, second.prompt.text, second.prompt.password) == (137, "$ ", True)
     assert (reply.token.value, reply.more, reply.state) == ("2", True, pb.BUSY)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "computed"),
+    [
+        (pb.OutputChunk, Chunk, set()),
+        (pb.PromptInfo, PromptInfo, set()),
+        (pb.SendInputResponse, InputResult, set()),
+        (pb.SessionEvent, SessionEvent, set()),
+        (pb.AuditRecord, AuditRow, set()),
+        (pb.Approval, Approval, set()),
+        (pb.ResourceLimits, Resources, set()),
+        (pb.RunCommandResponse, RunResult, {"duration_ms"}),
+        (pb.SessionMetadata, SessionRecord, {"sandbox_mode", "cwd", "usage"}),
+    ],
+)
+def test_every_field_of_a_reply_is_copied_or_computed(kind: Any, source: Any, computed: set[str]) -> None:
+    fields = {field.name for field in kind.DESCRIPTOR.fields}
+    assert {name for name in fields if not hasattr(source, name)} == computed
 
 
 def test_a_reply_that_would_be_larger_than_clients_take_ends_at_a_token() -> None:

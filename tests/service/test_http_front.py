@@ -1,4 +1,4 @@
-"""The HTTP port, asked by real clients: curl in JSON, connectrpc's own client, a socket that does not read."""
+"""The HTTP port with real clients: curl in JSON, connectrpc's own client, a socket that does not read."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from connectrpc.errors import ConnectError
 from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
 from google.rpc import error_details_pb2
 
-from holdfast.service.access.rates import RateSettings
 from holdfast.service.api import Chunk, RunRequest, RunResult
 from holdfast.service.fronts.connections import ConnectionLimits
 from holdfast.service.fronts.handler import methods
 from holdfast.service.fronts.http import HttpSettings
 from holdfast.service.fronts.listening import TlsFiles, bind, parse_address
 from holdfast.service.problems import Exhausted, Invalid, NotNow, Problem
+from holdfast.service.settings import ServiceSettings
 from holdfast.session.v1 import session_pb2 as pb
 from holdfast.testing import FakeClock
-from support.parts import needs
+from tests.support.parts import needs
 
 from .certificates import make_certificates
 from .fake_sessions import ANNA, BEN, OLGA, Fronts, OverHttp, Seen, chunk, curl, for_ever, no_end
@@ -53,7 +53,7 @@ async def post(fronts: Fronts, method: str, body: str, *arguments: str) -> tuple
 
 
 def details(error: dict[str, Any]) -> dict[str, Any]:
-    """The details of a Connect error, by the generated classes of somebody else; their `debug` says the same."""
+    """The details of a Connect error, by the generated classes of googleapis; their `debug` agrees."""
     found = {}
     for each in error["details"]:
         message = getattr(error_details_pb2, each["type"].rpartition(".")[2])()
@@ -197,7 +197,7 @@ async def test_a_body_that_is_too_large_is_refused_and_the_largest_goes_through(
             status, reply = await curl(*JSON, *auth(), "--data-binary", "@-", target, input=body)
             assert status == expected, reply[:200]
             assert len(fronts.sessions.calls) == (1 if status == 200 else 0)
-        # The same without a length that could be looked at, and as a small body that becomes a large one.
+        # The same without a length that could be checked, and as a small body that becomes a large one.
         large = json.dumps({"sessionId": "s1", "data": "A" * 8 * 2**20}).encode()
         chunked = ("-H", "Transfer-Encoding: chunked", "--data-binary", "@-")
         status, _ = await curl(*JSON, *auth(), *chunked, target, input=large)
@@ -239,7 +239,7 @@ async def test_probes_and_metrics() -> None:
     async with OverHttp(metrics=lambda: (b"sessions_active 3\n", "text/plain; version=0.0.4")) as fronts:
         url = fronts.http.url
         assert await curl(f"{url}/healthz") == (200, b"ok\n")
-        assert (await curl(f"{url}/healthz/"))[0] == 404  # and no redirection to what `Host` says
+        assert (await curl(f"{url}/healthz/"))[0] == 404  # and no redirection to the value of `Host`
         assert await curl(f"{url}/readyz") == (200, b'{"ready":true,"waiting_for":{}}')
         fronts.readiness.set("store", why_not="the database does not answer")
         status, reply = await curl(f"{url}/readyz")
@@ -376,7 +376,7 @@ async def test_every_call_is_observed_once_with_its_status() -> None:
 async def connect(
     fronts: Fronts, receive_buffer: int | None = None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that reads only when told to."""
+    """A connection that reads only on demand."""
     connection = socket.socket()
     if receive_buffer is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -525,7 +525,7 @@ async def test_a_request_that_does_not_arrive_is_given_up() -> None:
 
 @needs_curl
 async def test_limits_by_agent_hold_over_http() -> None:
-    rates = RateSettings(calls_per_second=0.001, calls_burst=2)
+    rates = ServiceSettings(calls_per_second=0.001, calls_burst=2)
     async with OverHttp(rates=rates) as fronts:
         for expected in (200, 200, 429):
             status, reply = await post(fronts, "GetSession", '{"sessionId": "s1"}')

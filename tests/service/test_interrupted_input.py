@@ -23,7 +23,7 @@ from holdfast.service.problems import Denied, NotNow
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.types import Kind
 from holdfast.types import TerminalSpec
-from service.fakes import ANN, MemoryStore, connecting, make_manager, read_until, running
+from tests.service.fakes import ANN, MemoryStore, connecting, make_manager, read_until, running
 
 #: Fresh sessions for each test: `make faults` runs 1,000.
 SESSIONS: Final = int(os.environ.get("HOLDFAST_INTERRUPTED_SESSIONS", "12"))
@@ -171,7 +171,7 @@ async def test_an_interrupt_and_a_line_in_one_input_are_refused(manager: Session
     attempt = Attempt(manager, tmp_path / "file")
     await attempt.open()
     for text in ("\x03#touch x\n", "#touch x\n\x03"):
-        with pytest.raises(Denied, match="send the interrupt by itself"):
+        with pytest.raises(Denied, match="send the interrupt alone"):
             await attempt.type(text)
     await attempt.type("\x03")
     await attempt.finish()

@@ -1,4 +1,4 @@
-"""Logs: JSON with the ids of the work they belong to, cut and without secrets, whoever logs."""
+"""Logs: JSON with the ids of the work they belong to, cut and without secrets, from every logger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from holdfast.service.observability.logs import REDACTED, Discretion, LogSettings, configure_logs
+from holdfast.service.observability.logs import REDACTED, LogSettings, SecretFilter, configure_logs
 
 
 class Terminal(io.StringIO):
@@ -96,7 +96,7 @@ def test_payloads_are_cut_and_binary_ones_readable(logged: Logged) -> None:
     ],
 )
 def test_secrets_are_taken_out_by_name_and_by_look(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert Discretion()(None, "info", fields) == expected
+    assert SecretFilter()(None, "info", fields) == expected
 
 
 def test_the_operator_s_patterns_are_applied_too(logged: Logged) -> None:

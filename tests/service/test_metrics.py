@@ -1,4 +1,4 @@
-"""What is counted: the names, the bounds of labels, and that what is deployed and documented names what exists."""
+"""Metrics: the names, the bounds of labels, and that deployed and documented names exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.service.observability.metrics import MAX_VALUES, Metrics
 from holdfast.service.problems import Unavailable
-from support.parts import require
+from tests.support.parts import require
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -159,7 +159,7 @@ def test_every_metric_of_the_alert_rules_exists(metrics: Metrics) -> None:
         assert names - PROMETHEUS_OWN <= series(metrics), rule["alert"]
         assert {"summary", "description"} <= rule["annotations"].keys(), rule["alert"]
         assert rule["labels"]["severity"] in ("warning", "critical"), rule["alert"]
-    # What the seed and the issue ask to be alerted of, and that nobody scrapes.
+    # The alerts that are required, and the one for a missing scrape.
     wanted = {
         "HoldfastHighFailureRate",
         "HoldfastOrphanedProcesses",

@@ -15,9 +15,9 @@ import holdfast
 from holdfast import Sandbox
 from holdfast.errors import SandboxError
 from holdfast.service.monitor.monitor import MonitorEvent, MonitorSettings, ResourceMonitor, is_long_running
-from holdfast.service.monitor.thresholds import Step
+from holdfast.service.monitor.thresholds import Escalation
 from holdfast.service.observability.metrics import Metrics
-from holdfast.service.types import Guard, Kind, Policy, Resources, SessionRecord, Usage
+from holdfast.service.types import Guard, Kind, Resources, ResourceUsage, SessionPolicy, SessionRecord
 from holdfast.testing import FakeClock
 from holdfast.types import ProcessUsage, UsageSample
 
@@ -39,7 +39,7 @@ def record(
         "agent",
         kind,
         sandbox,
-        Policy(
+        SessionPolicy(
             "default", 600.0, 3600.0, 60.0, allow_background=allow_background, resources=resources or Resources()
         ),
         created_at=created_at,
@@ -50,20 +50,20 @@ def record(
 
 
 class FakeOutside:
-    """Sandboxes whose sessions use what a test says."""
+    """Sandboxes with sessions that use as much as a test sets."""
 
     def __init__(self) -> None:
         self.usages: dict[str, ProcessUsage] = {}
         self.strays: tuple[int, ...] = ()
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         self.events: list[MonitorEvent] = []
-        self.steps: list[tuple[str, Step]] = []
+        self.steps: list[tuple[str, Escalation]] = []
         self.broken: set[str] = set()
         self.hangs: dict[str, asyncio.Event] = {}
         self.report_fails = False
-        self.stored: list[dict[str, Usage]] = []
+        self.stored: list[dict[str, ResourceUsage]] = []
 
-    async def store_usages(self, usages: Mapping[str, Usage]) -> None:
+    async def store_usages(self, usages: Mapping[str, ResourceUsage]) -> None:
         if self.report_fails:
             raise SandboxError("no database")
         self.stored.append(dict(usages))
@@ -85,7 +85,7 @@ class FakeOutside:
             raise SandboxError("no database")
         self.events.append(event)
 
-    async def escalate(self, session_id: str, step: Step) -> None:
+    async def escalate(self, session_id: str, step: Escalation) -> None:
         self.steps.append((session_id, step))
 
 
@@ -137,7 +137,7 @@ async def test_cpu_percent_is_the_difference_over_the_time(bench: Bench) -> None
     second = bench.monitor.latest("s")
     assert second is not None
     assert second.cpu_percent == 150.0
-    # What a child used whom nobody waited for is gone from the sum: that is no negative use.
+    # The usage of a child that was never waited for is gone from the sum: that is no negative use.
     bench.outside.uses(cpu_seconds=16.0)
     await bench.looks()
     assert [usage.cpu_percent for usage in bench.monitor.history("s")] == [0.0, 150.0, 0.0]
@@ -214,11 +214,11 @@ async def test_long_running_detection_is_told_and_counted(bench: Bench) -> None:
 
 async def test_a_sandbox_s_new_server_does_not_set_the_output_back(bench: Bench) -> None:
     bench.monitor.watch(record(resources=Resources(output_bytes=160)))
-    for printed in (100, 125, 20, 36):  # the third look is at a new server, which counts a shell's anew
+    for printed in (100, 125, 20, 36):  # the third sample is of a new server, which counts a shell's anew
         bench.outside.uses(printed_bytes=printed)
         await bench.looks()
     violations = [event.detail for event in bench.outside.events if event.type == "POLICY_VIOLATION"]
-    assert violations == ["161 of 160 bytes of output; what runs in the foreground is ended next"]
+    assert violations == ["161 of 160 bytes of output; the foreground process is ended next"]
 
 
 async def test_what_a_session_used_before_it_was_taken_over_is_not_counted_again(bench: Bench) -> None:
@@ -360,14 +360,14 @@ async def test_what_runs_on_after_its_session_was_closed_is_told_once(bench: Ben
     await bench.looks(5)
     (event,) = bench.outside.events
     assert (event.session_id, event.type, event.reason) == ("s", "POLICY_VIOLATION", "ORPHANED_PROCESSES")
-    assert event.detail == "2 processes of the closed session run on: 7, 8"
+    assert event.detail == "2 processes of the closed session are still running: 7, 8"
     assert bench.value("holdfast_orphaned_processes") == 2
     bench.outside.uses(process_count=0, pids=())
-    await bench.looks(bench.settings.orphan_looks)
+    await bench.looks(bench.settings.orphan_samples)
     assert bench.value("holdfast_orphaned_processes") == 0
     asked = len(bench.outside.asked)
     await bench.looks(3)
-    assert len(bench.outside.asked) == asked  # nobody is left to be asked for
+    assert len(bench.outside.asked) == asked  # no session is left to query
 
 
 async def test_strays_of_forgotten_sessions_are_counted(bench: Bench) -> None:
@@ -377,7 +377,7 @@ async def test_strays_of_forgotten_sessions_are_counted(bench: Bench) -> None:
     await bench.looks()
     assert bench.value("holdfast_orphaned_processes") == 3
     bench.monitor.forget("s")
-    await bench.looks()  # still asked, to notice their end
+    await bench.looks()  # still queried, to notice their end
     bench.outside.broken.add("local")
     await bench.looks()
     assert bench.value("holdfast_orphaned_processes") == 0
@@ -401,7 +401,7 @@ async def test_samples_are_stored_when_they_change_and_now_and_then(bench: Bench
         bench.outside.uses(name, memory_bytes=100)
     await bench.looks()
     assert [sorted(each) for each in stored] == [["s1", "s2"]]
-    await bench.looks()  # only the second look can find a session idle
+    await bench.looks()  # only the second sample can find a session idle
     stored.clear()
     await bench.looks(2)
     assert stored == []
@@ -456,11 +456,11 @@ async def test_pid_tree_and_use_of_a_real_terminal_and_shell(tmp_path: Path) -> 
         monitor.watch(record("t", Resources(processes=2)))
         monitor.watch(record("s", kind="shell"))
 
-        async def seen(holds: Callable[[Usage], bool]) -> Usage:
-            """The look that shows it: a shell that starts, and one that starts others, take a moment."""
+        async def seen(holds: Callable[[ResourceUsage], bool]) -> ResourceUsage:
+            """The sample that shows it: a shell that starts, and one that starts others, take a moment."""
             async with asyncio.timeout(SAFETY_NET):
                 while True:
-                    await monitor.look()
+                    await monitor.sample()
                     found = monitor.latest("t")
                     if found is not None and holds(found):
                         return found
@@ -474,6 +474,6 @@ async def test_pid_tree_and_use_of_a_real_terminal_and_shell(tmp_path: Path) -> 
         assert metrics.registry.get_sample_value("holdfast_session_processes") == 5
         await terminal.close("force")
         monitor.closed("t")
-        await monitor.look()
+        await monitor.sample()
         assert metrics.registry.get_sample_value("holdfast_orphaned_processes") == 0
         await monitor.stop()

@@ -1,4 +1,4 @@
-"""What readers of a session get: prompts, gaps, tokens that only grow, and the same again from any of them."""
+"""Output for readers of a session: prompts, gaps, tokens that only grow, and the same again from any of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.service.sessions.backend.output import command_chunks, terminal_ch
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.testing import FakeClock, FakeExec, by_hand
 from holdfast.types import OutputChunk, OutputGap, ReadResult, TerminalEvent, TerminalRead
-from service.fakes import ANN, MemoryStore, connecting, make_manager, running
+from tests.service.fakes import ANN, MemoryStore, connecting, make_manager, running
 
 positions = st.builds(
     Position,
@@ -57,7 +57,7 @@ def test_truncation_of_a_terminal_is_told_in_bytes_although_events_count_as_posi
         truncated=True,
     )
     piece = terminal_chunks("s", Position(seq=10, printed=8), found)
-    assert [(chunk.truncated, chunk.skipped, chunk.payload) for chunk in piece.chunks] == [
+    assert [(chunk.truncated, chunk.skipped_bytes, chunk.payload) for chunk in piece.chunks] == [
         (True, 92, b""),
         (False, 0, b"after"),
     ]
@@ -103,7 +103,7 @@ def test_truncation_of_a_command_is_told_where_it_is_and_how_long() -> None:
         gap=(OutputGap("stdout", 4, 100),),
     )
     piece = command_chunks("s", "c", Position(1), found, 1000, at=0.0, state="IDLE")
-    assert [(chunk.payload, chunk.skipped) for chunk in piece.chunks[:3]] == [
+    assert [(chunk.payload, chunk.skipped_bytes) for chunk in piece.chunks[:3]] == [
         (b"head", 0),
         (b"", 100),
         (b"tail", 0),
@@ -162,7 +162,7 @@ async def test_truncation_what_a_terminal_no_longer_keeps_is_skipped_by_its_exac
             stub.prints(f"{number:010}")
         found = await manager.read_output(ANN, session_id)
         assert any(chunk.truncated for chunk in found.chunks)
-        assert sum(chunk.skipped + len(chunk.payload) for chunk in found.chunks) == 500
+        assert sum(chunk.skipped_bytes + len(chunk.payload) for chunk in found.chunks) == 500
 
 
 async def test_a_position_that_was_not_reached_is_a_bad_token(manager: SessionManager, fake: FakeExec) -> None:

@@ -1,6 +1,6 @@
 """Replicas on a PostgreSQL that takes TLS alone: the certificate is checked, and agents are served under attack.
 
-The flood is bounded by count: anonymous calls, tokens that nobody has, heads that never end, all on loopback.
+The flood is bounded by count: anonymous calls, unknown tokens, heads that never end, all on loopback.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import pytest
 from holdfast.service.access.tokens import new_token
 from holdfast.service.problems import Invalid, Unavailable
 from holdfast.service.store import Store
-from holdfast.testing.postgres import postgres_programs, running_cluster
-from service.certificates import Certificates, make_certificates
-from service.running_service import RunningService, new_place, running_service
+from tests.service.certificates import Certificates, make_certificates
+from tests.service.running_service import RunningService, new_place, running_service
+from tests.support.postgres import postgres_programs, running_cluster
 
 FLOOD_CALLS = 30
 HALF_HEADS = 20

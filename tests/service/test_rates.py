@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from holdfast.service.access.rates import Buckets, Rates, RateSettings
+from holdfast.service.access.rates import Buckets, Rates
 from holdfast.service.problems import Exhausted
+from holdfast.service.settings import ServiceSettings
 from holdfast.testing import FakeClock
 
 
@@ -21,7 +22,7 @@ def a_call(rates: Rates, agent_id: str, *, stream: bool = False) -> Iterator[Non
 
 async def test_a_burst_goes_through_and_then_the_rate_holds() -> None:
     clock = FakeClock()
-    rates = Rates(RateSettings(calls_per_second=2, calls_burst=3), clock)
+    rates = Rates(ServiceSettings(calls_per_second=2, calls_burst=3), clock)
 
     def call() -> None:
         with a_call(rates, "anna"):
@@ -44,7 +45,7 @@ async def test_a_burst_goes_through_and_then_the_rate_holds() -> None:
 
 async def test_sessions_have_a_rate_of_their_own() -> None:
     clock = FakeClock()
-    rates = Rates(RateSettings(creates_per_second=1, creates_burst=2), clock)
+    rates = Rates(ServiceSettings(creates_per_second=1, creates_burst=2), clock)
     rates.create("anna")
     rates.create("anna")
     with pytest.raises(Exhausted, match="creates_per_second"):
@@ -56,7 +57,7 @@ async def test_sessions_have_a_rate_of_their_own() -> None:
 
 
 def test_calls_and_streams_at_a_time_are_counted_apart_and_given_back() -> None:
-    rates = Rates(RateSettings(concurrent_calls=1, concurrent_streams=1), FakeClock())
+    rates = Rates(ServiceSettings(concurrent_calls=1, concurrent_streams=1), FakeClock())
     with a_call(rates, "anna"), a_call(rates, "anna", stream=True):
         assert (rates.running("anna"), rates.running("anna", stream=True)) == (1, 1)
         for stream in (False, True):
@@ -69,7 +70,7 @@ def test_calls_and_streams_at_a_time_are_counted_apart_and_given_back() -> None:
 
 
 def test_a_refused_call_takes_no_place() -> None:
-    rates = Rates(RateSettings(calls_per_second=1, calls_burst=1), FakeClock())
+    rates = Rates(ServiceSettings(calls_per_second=1, calls_burst=1), FakeClock())
     with a_call(rates, "anna"):
         pass
     with pytest.raises(Exhausted), a_call(rates, "anna"):
@@ -78,7 +79,7 @@ def test_a_refused_call_takes_no_place() -> None:
 
 
 def test_zero_switches_a_limit_off() -> None:
-    off = RateSettings(calls_per_second=0, creates_per_second=0, concurrent_calls=0, concurrent_streams=0)
+    off = ServiceSettings(calls_per_second=0, creates_per_second=0, concurrent_calls=0, concurrent_streams=0)
     rates = Rates(off, FakeClock())
     for _ in range(5_000):
         rates.create("anna")

@@ -15,13 +15,13 @@ from holdfast.service.sessions.backend.connections import SandboxPool, problem_o
 from holdfast.service.sessions.backend.egress import Egress
 from holdfast.service.sessions.backend.preparation import Preparation
 from holdfast.service.sessions.manager import SessionManager
-from holdfast.service.sessions.ports import Told
+from holdfast.service.sessions.ports import MetricEvent
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.types import SessionRecord
 from holdfast.testing import FakeClock, FakeExec, by_hand
 from holdfast.testing.clock import settle
 from holdfast.types import EnvironmentInfo
-from service.fakes import ANN, MemoryStore, connecting, make_manager, own_uid, running, settings
+from tests.service.fakes import ANN, MemoryStore, connecting, make_manager, own_uid, running, settings
 
 HOST = "/home/service/.local/state/holdfast/workspaces"
 
@@ -141,7 +141,7 @@ async def test_the_sandbox_mode_is_the_one_that_is_enforced(
 
 
 class Losing(FakeExec):
-    """A sandbox whose calls fail from some moment on."""
+    """A sandbox with calls that fail from some moment on."""
 
     def __init__(self) -> None:
         super().__init__(terminal_program=by_hand)
@@ -167,7 +167,7 @@ class Losing(FakeExec):
 async def test_why_a_session_was_lost_is_in_its_close_reason_and_its_event(
     store: MemoryStore, clock: FakeClock, error: errors.HoldfastError, reason: str
 ) -> None:
-    fake, told = Losing(), list[Told]()
+    fake, told = Losing(), list[MetricEvent]()
     async with running(make_manager(store, connecting(fake), clock=clock, told=told, prompt_seconds=0)) as manager:
         session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
         follower = manager.leases.follower(session_id)

@@ -12,7 +12,7 @@ from holdfast.service.problems import Exhausted, Invalid, NotNow, Problem, TooLa
 from holdfast.service.sessions.backend.connections import SandboxPool, is_gone, problem_of
 from holdfast.testing import FakeClock, FakeExec
 from holdfast.testing.clock import settle
-from service.fakes import Uncloseable
+from tests.service.fakes import Uncloseable
 
 
 class Places:

@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
-from service.running_service import (
+from tests.service.running_service import (
     PATIENCE_SECONDS,
     Place,
     RunningService,
@@ -97,7 +97,7 @@ def test_a_service_that_was_killed_is_as_good_as_one_that_was_stopped(place: Pla
     with running_service(place) as second:
         ran = second.post("RunCommand", token, sessionId=session_id, command="echo alive")[1]
         assert text(ran["stdout"]).splitlines() == ["alive"]
-        # Nobody else can have the file, so the dead one's lease is not waited for.
+        # No other process can have the file, so the dead one's lease is not waited for.
         until(lambda: "command_ended" in place.verb("audit", "--session", session_id).stdout)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
-from holdfast.testing.postgres import Cluster
-from service.running_service import PATIENCE_SECONDS, Place, RunningService, new_place, running_service, until
+from tests.service.running_service import PATIENCE_SECONDS, Place, RunningService, new_place, running_service, until
+from tests.support.postgres import Cluster
 
 LEASE_SECONDS = 2.0
 
@@ -64,7 +64,7 @@ def test_a_session_outlives_the_replica_that_made_it(place: Place, postgres_url:
         first.process.wait(PATIENCE_SECONDS)
         ran = second.call("RunCommand", token, sessionId=session_id, command="echo still")
         assert text(ran["stdout"]).splitlines() == ["still"]
-        # The follower of the first one is gone: who closes waits for the second one to take its place.
+        # The follower of the first one is gone: a close waits for the second one to take its place.
         closed = second.post("CloseSession", token, sessionId=session_id)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while closed[0] != 200 and time.monotonic() < deadline:

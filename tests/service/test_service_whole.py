@@ -1,4 +1,4 @@
-"""The whole service, as a process, asked over gRPC: approvals, events, profiles, an allow-list, the monitor."""
+"""The whole service, as a process, over gRPC: approvals, events, profiles, an allow-list, the monitor."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import grpc
 import pytest
 
 from holdfast.service.problems import Denied
-from holdfast.service.shim.rpc_status import problem_of
+from holdfast.service.shim.session_executor import problem_of
 from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
-from service.running_service import (
+from tests.service.running_service import (
     PATIENCE_SECONDS,
     Place,
     RunningService,
@@ -245,7 +245,7 @@ def test_metrics_count_what_happened(service: RunningService, agent: Client) -> 
     ended = 'command_latency_seconds_count{kind="shell"}'
     before = samples(service)[ended]
     agent.run(session_id, "echo counted")
-    # Who follows the session may not have seen yet that the command has ended.
+    # The follower of the session may not have seen yet that the command has ended.
     until(lambda: samples(service)[ended] > before)
     found = samples(service)
     assert sum(value for name, value in found.items() if name.startswith('sessions_active{kind="shell"')) >= 1

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.running_service import Place, RunningService, new_place, running_service
+from tests.service.running_service import Place, RunningService, new_place, running_service
 
 VALUE = "S3cr3t-of-the-service"
 #: Of the service's environment: what an attack found in a session.

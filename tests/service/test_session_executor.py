@@ -1,4 +1,4 @@
-"""The shim against a service that answers by script: what it asks again, and when it makes another session."""
+"""The shim against a service that answers by script: its retries, and when it makes another session."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
 
 import holdfast
 from holdfast.errors import HandshakeFailed, InvalidParams
 from holdfast.service import problems
-from holdfast.service.fronts.status_details import status_bytes
+from holdfast.service.fronts.status_details import status_of
 from holdfast.service.shim import bash_executor, session_executor
-from holdfast.service.shim.rpc_status import problem_of
+from holdfast.service.shim.session_executor import problem_of
 from holdfast.session.v1 import session_pb2 as pb
-from service.certificates import Certificates, make_certificates
-from service.fake_sessions import OverHttp
+from tests.service.certificates import Certificates, make_certificates
+from tests.service.fake_sessions import OverHttp
 
 Answer = Message | grpc.StatusCode
 REQUESTS: dict[str, type[Message]] = {
@@ -31,7 +32,7 @@ REQUESTS: dict[str, type[Message]] = {
 
 
 class ScriptedService(grpc.GenericRpcHandler):
-    """Answers each call with the next line of the script for its method, and keeps what was asked."""
+    """Answers each call with the next line of the script for its method, and records the calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
@@ -179,7 +180,7 @@ def test_a_service_that_is_away_is_asked_again_with_the_same_ids(scripted: tuple
 
 
 def test_a_service_that_stays_away_is_told_once_the_time_is_up() -> None:
-    executor = session_executor.SessionExecutor(session_executor.Line("unused", "hf_x"))
+    executor = session_executor.SessionExecutor(session_executor.ServiceEndpoint("unused", "hf_x"))
     steps = executor.steps("true", None)
     step, waited = next(steps), 0.0
     with pytest.raises(problems.Unavailable):  # noqa: PT012 - it is raised at one of many steps
@@ -211,7 +212,7 @@ def tls_port(certificates: Certificates, request: pytest.FixtureRequest) -> Iter
 
 
 async def refused_at_once(executor: holdfast.BashExecutor, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What either driver raises before it pauses for the first time."""
+    """The errors of either driver before it pauses for the first time."""
 
     class NoPause:
         def __init__(self, seconds: float) -> None:
@@ -231,7 +232,7 @@ async def refused_at_once(executor: holdfast.BashExecutor, monkeypatch: pytest.M
 @pytest.mark.parametrize("tls_port", ["", "clients"], indirect=True)
 async def test_plain_text_to_a_tls_port_is_told_at_once(tls_port: str, monkeypatch: pytest.MonkeyPatch) -> None:
     message = await refused_at_once(holdfast.BashExecutor(tls_port, token="hf_x"), monkeypatch)
-    assert f"{tls_port} speaks TLS" in message
+    assert f"{tls_port} uses TLS" in message
     assert "tls_ca=" in message
 
 
@@ -240,7 +241,7 @@ async def test_tls_to_a_plain_text_port_is_told_at_once(
 ) -> None:
     executor = holdfast.BashExecutor(scripted[1], token="hf_x", tls_ca=str(certificates.authority))
     message = await refused_at_once(executor, monkeypatch)
-    assert f"{scripted[1]} speaks plain text" in message
+    assert f"{scripted[1]} uses plain text" in message
     assert "tls_ca=" in message
 
 
@@ -273,9 +274,9 @@ async def test_the_http_port_is_told_at_once() -> None:
 def test_a_port_that_is_not_there_is_tried_again() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        line = session_executor.Line(f"127.0.0.1:{taken.getsockname()[1]}", "hf_x")
+        line = session_executor.ServiceEndpoint(f"127.0.0.1:{taken.getsockname()[1]}", "hf_x")
         assert line.explain_failure() == ""
-        assert session_executor.Line("unix:/nowhere", "hf_x").explain_failure() == ""
+        assert session_executor.ServiceEndpoint("unix:/nowhere", "hf_x").explain_failure() == ""
 
 
 def test_without_persistence_each_command_brings_its_own_session(scripted: tuple[ScriptedService, str]) -> None:
@@ -341,17 +342,11 @@ class Failed(grpc.RpcError):
         return (("grpc-status-details-bin", self._trailer),)
 
 
-def field(number: int, value: bytes) -> bytes:
-    return bytes([number << 3 | 2, len(value)]) + value
-
-
 def test_a_status_with_error_info_becomes_the_problem_with_its_reason() -> None:
-    info = field(1, b"SESSION_LIMIT") + field(2, b"holdfast")
-    other = field(1, b"type.googleapis.com/google.rpc.RetryInfo") + field(2, b"")
-    packed = field(1, b"type.googleapis.com/google.rpc.ErrorInfo") + field(2, info)
-    problem = problem_of(
-        Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, b"\x08\x08" + field(3, other) + field(3, packed))
-    )
+    status = status_pb2.Status(code=8, message="what happened")
+    status.details.add().Pack(error_details_pb2.RetryInfo())
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason="SESSION_LIMIT", domain="holdfast"))
+    problem = problem_of(Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, status.SerializeToString()))
     assert isinstance(problem, problems.Exhausted)
     assert (problem.reason, problem.message) == ("SESSION_LIMIT", "what happened")
 
@@ -366,8 +361,8 @@ def test_details_that_are_none_leave_the_code_as_the_reason(details: bytes) -> N
 
 
 def test_what_the_service_writes_is_what_clients_read() -> None:
-    raised = problems.Denied("no", reason="POLICY_DENIED", rule="rules.toml:14", field="command")
-    problem = problem_of(Failed(grpc.StatusCode.PERMISSION_DENIED, status_bytes(raised)))
+    raised = problems.Denied("what happened", reason="POLICY_DENIED", rule="rules.toml:14", field="command")
+    problem = problem_of(Failed(grpc.StatusCode.PERMISSION_DENIED, status_of(raised).SerializeToString()))
     assert isinstance(problem, problems.Denied)
     assert (problem.reason, problem.details) == ("POLICY_DENIED", {"rule": "rules.toml:14", "field": "command"})
 

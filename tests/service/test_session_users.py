@@ -23,19 +23,19 @@ import pytest
 
 import holdfast
 from holdfast.errors import InvalidParams
-from holdfast.runtime.confine.offers import offers
-from holdfast.runtime.confine.seccomp import MACHINES
+from holdfast.runtime.confine.features import detect_features
+from holdfast.runtime.confine.seccomp import ARCHITECTURES
 from holdfast.service.access.session_users import UidRange, check_free, parse_uids
 from holdfast.service.problems import Denied, NotNow
 from holdfast.service.sessions.backend.enforcement import needs_user
 from holdfast.service.settings import load_settings
-from holdfast.service.types import Policy
+from holdfast.service.types import SessionPolicy
 from holdfast.types import Confinement, EnvironmentInfo, ShellInfo
-from service.conftest import OpenStore
-from service.running_service import Place, RunningService, new_place, running_service
-from support.parts import needs as needs_program
+from tests.service.conftest import OpenStore
+from tests.service.running_service import Place, RunningService, new_place, running_service
+from tests.support.parts import needs as needs_program
 
-OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
+OFFERED = {feature.word.partition(":")[0]: feature.missing for feature in detect_features()}
 PYTHON: Final = "/usr/bin/python3"
 SECRET: Final = "for-root-alone"
 FIRST: Final = 1_900_200_000
@@ -90,9 +90,9 @@ def server_of(user: str, *features: str) -> EnvironmentInfo:
 
 
 def test_sessions_of_a_root_server_have_a_user_or_are_refused() -> None:
-    policy = Policy("default", 1, 1, 1)
-    trusted = Policy("trusted", 1, 1, 1, user="server")
-    strict = Policy("strict", 1, 1, 1, user="own")
+    policy = SessionPolicy("default", 1, 1, 1)
+    trusted = SessionPolicy("trusted", 1, 1, 1, user="server")
+    strict = SessionPolicy("strict", 1, 1, 1, user="own")
     assert needs_user(policy, "local", server_of("root", "users"))
     assert not needs_user(policy, "docker:web", server_of("root", "users"))
     assert needs_user(strict, "docker:web", server_of("root", "users"))
@@ -211,7 +211,7 @@ def test_a_workspace_of_another_owner_is_refused(service: RunningService, place:
     workspace.mkdir(0o700)
     status, reply = service.post("CreateSession", token, kind="SHELL")
     assert status != 200
-    assert f"uid 0 and is closed to the agent's uid {FIRST // 1000}" in str(reply)
+    assert f"uid 0, and the agent's uid {FIRST // 1000}" in str(reply)
     assert workspace.stat().st_uid == 0
     workspace.rmdir()
     session = opened(service, token)
@@ -292,14 +292,14 @@ print("done")
 
 @as_root
 @pytest.mark.skipif(not os.access(PYTHON, os.X_OK), reason=f"{PYTHON} is not here: it makes the system calls")
-@pytest.mark.skipif(os.uname().machine not in MACHINES, reason="no numbers of system calls for this machine")
+@pytest.mark.skipif(os.uname().machine not in ARCHITECTURES, reason="no numbers of system calls for this machine")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("user", [None, f"{UID}:{UID}"], ids=["root", "another user"])
 async def test_no_confined_program_leaves_a_set_id_file(mode: Any, user: str | None) -> None:
     with directory_in("/tmp") as shared:
         shared.chmod(0o777)
         confinement = Confinement(mode=mode, writable=(str(shared),), network="none")
-        program = SET_ID.format(calls=MACHINES[os.uname().machine].calls)
+        program = SET_ID.format(calls=ARCHITECTURES[os.uname().machine].calls)
         async with holdfast.connect("inprocess") as box:
             process = await box.start(
                 [PYTHON, "-", str(shared)], user=user, cwd=str(shared), confinement=confinement, stdin="open"

@@ -12,12 +12,12 @@ from holdfast.errors import ConnectionLost, LimitReached, SandboxGone
 from holdfast.service.api import AuditFilter, Control, CreateRequest, RunRequest
 from holdfast.service.problems import Denied, Exhausted, Invalid, NotFound, NotNow, Unavailable
 from holdfast.service.sessions.manager import SessionManager
-from holdfast.service.sessions.ports import Told
+from holdfast.service.sessions.ports import MetricEvent
 from holdfast.service.store.audit_log import MAX_BODY_BYTES
 from holdfast.service.types import SERVICE_STREAM
 from holdfast.testing import FakeClock, FakeExec, answers, by_hand
 from holdfast.testing.clock import settle
-from service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, read_until, running
+from tests.service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, read_until, running
 
 
 @pytest.fixture
@@ -107,7 +107,6 @@ async def test_values_that_look_like_secrets_are_not_shown(store: MemoryStore, f
         (CreateRequest(sandbox="docker:other"), "SANDBOX_NOT_ALLOWED"),
         (CreateRequest(agent_id="bob"), "NOT_AN_OPERATOR"),
         (CreateRequest(environment={"MY_TOKEN": "x"}), "POLICY_DENIED"),
-        (CreateRequest(cols=0), "BAD_SIZE"),
     ],
 )
 async def test_what_may_not_be_had_is_refused_and_written_down(
@@ -282,7 +281,7 @@ async def test_a_session_that_a_dead_service_was_making_is_given_up(store: Memor
     await _opened(fake)
     (session_id,) = store.records
     await clock.advance(1)
-    # As after kill -9: nobody renews, nobody cleans up.
+    # As after kill -9: no renewal, no clean-up.
     await first.leases.stop()
     store._leases[session_id] = store._leases.get(session_id) or next(iter(await store.claim("dead", 1, 1)))
     await clock.advance(20)
@@ -327,7 +326,7 @@ async def test_a_sandbox_that_cannot_be_reached_makes_the_state_unknown_not_an_e
 async def test_a_sandbox_that_is_known_to_be_gone_ends_its_sessions(
     store: MemoryStore, fake: FakeExec, clock: FakeClock
 ) -> None:
-    told: list[Told] = []
+    told: list[MetricEvent] = []
     async with running(make_manager(store, connecting(fake), clock=clock)) as first:
         session_id = (await first.create(ANN, CreateRequest())).view.record.session_id
 

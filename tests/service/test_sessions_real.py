@@ -18,8 +18,8 @@ from holdfast.service.problems import NotNow
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.store import Store
 from holdfast.testing.sandbox_suite import TIMEOUTS
-from holdfast.testing.servers import RunningServer, is_alive, running_server
-from service.fakes import ANN, connecting, make_manager, read_until, running
+from tests.service.fakes import ANN, connecting, make_manager, read_until, running
+from tests.support.servers import RunningServer, is_alive, running_server
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +264,9 @@ async def test_commands_that_a_shell_no_longer_keeps_are_a_gap_of_their_exact_si
     )
     lost = [chunk for chunk in chunks if chunk.truncated]
     assert lost
-    assert sum(chunk.skipped for chunk in lost) + sum(len(chunk.payload) for chunk in chunks) == sum(range(10, 18))
+    assert sum(chunk.skipped_bytes for chunk in lost) + sum(len(chunk.payload) for chunk in chunks) == sum(
+        range(10, 18)
+    )
 
 
 async def test_a_command_in_a_session_made_for_it(manager: SessionManager) -> None:

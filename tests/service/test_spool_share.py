@@ -14,23 +14,23 @@ import pytest
 import holdfast
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ResourceExhausted
-from holdfast.runtime.confine.offers import offers
+from holdfast.runtime.confine.features import detect_features
 from holdfast.runtime.shell.saved_state import MAX_SAVED_BYTES
-from holdfast.testing.servers import running_server
 from holdfast.types import CommandSpec, Confinement
-from support.file_systems import small_file_system
+from tests.support.file_systems import small_file_system
+from tests.support.servers import running_server
 
 MIB = 1024 * 1024
 SPOOL_BYTES = 24 * MIB
 SPOOL_FILES = 400
 #: More than the spool has of each.
 FLOOD_BYTES = 32 * MIB
-OFFERED = {offer.word.partition(":")[0]: offer.missing for offer in offers()}
+OFFERED = {feature.word.partition(":")[0]: feature.missing for feature in detect_features()}
 MODES = [
     pytest.param(mode, marks=pytest.mark.skipif(bool(OFFERED[mode]), reason=f"no {mode} here: {OFFERED[mode]}"))
     for mode in ("bubblewrap", "landlock")
 ]
-#: What a session may try on the directory by which its shell is spoken to: `$d` is that directory.
+#: Attempts of a session on the directory of its shell's control files: `$d` is that directory.
 FILL = f"""
 d=${{_hold_%/keep}}
 [ -d "$d" ] || exit 99

@@ -11,8 +11,8 @@ from holdfast.service.store import Store
 from holdfast.service.store.approvals import SESSION_OVER
 from holdfast.service.types import Approval, Caller
 from holdfast.testing import FakeClock
-from service.conftest import OpenStore
-from service.session_records import record
+from tests.service.conftest import OpenStore
+from tests.service.session_records import record
 
 
 def asked(approval_id: str = "p1", **fields: object) -> Approval:

@@ -12,17 +12,17 @@ from sqlalchemy import inspect, make_url, select, text
 
 from holdfast.service.problems import Invalid, NotNow, Unavailable
 from holdfast.service.store import Store
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
-from holdfast.service.store.database.migrations import STEPS, Step, migrate
+from holdfast.service.store.database.migrations import MIGRATIONS, Migration, migrate
 from holdfast.service.store.database.schema import METADATA, VERSIONS
 from holdfast.testing import FakeClock
-from holdfast.testing.postgres import Cluster
-from service.conftest import OpenStore
-from service.session_records import entry
+from tests.service.conftest import OpenStore
+from tests.service.session_records import entry
+from tests.support.postgres import Cluster
 
 
-async def columns(connection: Connection) -> dict[str, dict[str, bool]]:
+async def columns(connection: StoreConnection) -> dict[str, dict[str, bool]]:
     """Every column of every table, and whether it may be empty."""
 
     def look(sync: object) -> dict[str, dict[str, bool]]:
@@ -41,7 +41,7 @@ async def test_the_migrations_make_the_tables_that_the_statements_name(store: St
         name: {column.name: column.nullable for column in table.columns} for name, table in METADATA.tables.items()
     }
     for table in there.values():
-        # SQLite says of a primary key that it may be empty; it may not.
+        # SQLite reports of a primary key that it may be empty; it may not.
         table.update(
             {name: False for name in table if name in ("session_id", "agent_id", "approval_id", "name", "version")}
         )
@@ -52,31 +52,31 @@ async def test_opening_again_migrates_nothing(open_store: OpenStore) -> None:
     first, second = await open_store(), await open_store()
     assert first.database.place == second.database.place
     applied = await second.database.read(versions)
-    assert applied == [step.version for step in STEPS]
+    assert applied == [step.version for step in MIGRATIONS]
 
 
 async def test_replicas_that_start_at_once_migrate_once(store_url: str) -> None:
     stores = await asyncio.gather(*(Store.open(store_url) for _ in range(5)))
     try:
-        assert await stores[0].database.read(versions) == [step.version for step in STEPS]
+        assert await stores[0].database.read(versions) == [step.version for step in MIGRATIONS]
     finally:
         await asyncio.gather(*(store.close() for store in stores))
 
 
 async def test_a_further_step_is_made_and_a_failed_one_leaves_nothing(store: Store) -> None:
     database = store.database
-    number = STEPS[-1].version + 1
-    broken = (*STEPS, Step(number, ["CREATE TABLE extra (a BIGINT)", "CREATE TABLE extra (a BIGINT)"]))
+    number = MIGRATIONS[-1].version + 1
+    broken = (*MIGRATIONS, Migration(number, ["CREATE TABLE extra (a BIGINT)", "CREATE TABLE extra (a BIGINT)"]))
     with pytest.raises(Unavailable):
         await database.write(lambda connection: migrate(connection, 1.0, broken), tries=1)
     assert "extra" not in await database.read(columns)
-    further = (*STEPS, Step(number, ["CREATE TABLE extra (a BIGINT)"]))
+    further = (*MIGRATIONS, Migration(number, ["CREATE TABLE extra (a BIGINT)"]))
     assert await database.write(lambda connection: migrate(connection, 1.0, further)) == [number]
     assert "extra" in await database.read(columns)
 
 
 async def test_an_approval_of_the_first_version_waits_on_without_a_caller(open_store: OpenStore) -> None:
-    """What a replica of the version before writes, before the second step or beside it."""
+    """Rows that a replica of the version before writes, before the second step or beside it."""
     clock = FakeClock(1000.0)
     store = await open_store(clock=clock)
     values = "'p1', 's1', 'ann', 'rm x', 'rules.toml:3', 1000, 1300, 'cmd-1', '', '', '', ''"
@@ -90,18 +90,18 @@ async def test_an_approval_of_the_first_version_waits_on_without_a_caller(open_s
 async def test_a_database_that_is_newer_than_the_program_is_refused(open_store: OpenStore) -> None:
     store = await open_store()
     await store.database.write(lambda each: each.execute(text("INSERT INTO holdfast_versions VALUES (99, 0)")))
-    for look_only in (False, True):
-        with pytest.raises(NotNow, match="version 99, and this program knows versions up to") as refused:
-            await open_store(look_only=look_only)
+    for read_only in (False, True):
+        with pytest.raises(NotNow, match="version 99, and this program supports versions up to") as refused:
+            await open_store(read_only=read_only)
         assert refused.value.reason == "STORE_NEWER"
 
 
 async def test_looking_only_makes_nothing(store_url: str) -> None:
     with pytest.raises((NotNow, Unavailable)) as refused:
-        await Store.open(store_url, look_only=True)
+        await Store.open(store_url, read_only=True)
     assert refused.value.reason in ("STORE_EMPTY", "STORE_UNAVAILABLE")
     await (await Store.open(store_url)).close()
-    await (await Store.open(store_url, look_only=True)).close()
+    await (await Store.open(store_url, read_only=True)).close()
 
 
 async def test_the_file_of_a_new_database_is_ours_alone(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_whoever_does_not_want_to_wait_for_the_disk_says_so(sqlite_url: st
     async with await Store.open(f"{sqlite_url}?synchronous=normal") as store:
         assert await pragma(store, "synchronous") == 1
         assert (await store.verify()).holds
-    with pytest.raises(Invalid, match="synchronous is one of full, normal"):
+    with pytest.raises(Invalid, match="synchronous must be one of full, normal"):
         await Store.open(f"{sqlite_url}?synchronous=off")
 
 
@@ -212,7 +212,7 @@ async def test_an_audit_keeps_to_the_key_that_it_began_with(open_store: OpenStor
         await open_store(audit_key=b"short")
 
 
-async def versions(connection: Connection) -> list[int]:
+async def versions(connection: StoreConnection) -> list[int]:
     return list((await connection.execute(select(VERSIONS.c.version).order_by(VERSIONS.c.version))).scalars())
 
 

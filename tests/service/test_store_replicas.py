@@ -12,12 +12,12 @@ from asyncio.subprocess import PIPE
 from holdfast.service.problems import NotNow
 from holdfast.service.store import Fence, Store
 from holdfast.service.types import AuditRow
-from service.conftest import OpenStore
-from service.session_records import entry, record
+from tests.service.conftest import OpenStore
+from tests.service.session_records import entry, record
 
 SESSIONS = [f"s{number}" for number in range(8)]
 
-#: Appends rows in groups and says after each which number it got; killed when the test has heard enough.
+#: Appends rows in groups and prints after each its number; killed when the test has read enough.
 WRITER = """
 import asyncio, sys
 from holdfast.service.types import AuditEntry

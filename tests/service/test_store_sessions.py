@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from holdfast.service.problems import Exhausted, Exists, Invalid, NotFound, NotNow, Problem
-from holdfast.service.store import Fence, Lease, Page, SessionFilter, Store
-from holdfast.service.types import Resources, SessionRecord, Usage
+from holdfast.service.store import Fence, Page, SessionFilter, SessionLease, Store
+from holdfast.service.types import Resources, ResourceUsage, SessionRecord
 from holdfast.testing import FakeClock
-from service.conftest import OpenStore
-from service.session_records import entry, record
+from tests.service.conftest import OpenStore
+from tests.service.session_records import entry, record
 
 MANY: dict[str, Any] = {"per_agent": 1000, "total": 1000}
 
@@ -47,7 +47,7 @@ async def test_no_such_session(store: Store) -> None:
 async def test_creation_limits_hold_for_each_agent_and_for_all(store: Store) -> None:
     for number in range(2):
         await store.add_session(record(f"a{number}"), per_agent=2, total=3)
-    with pytest.raises(Exhausted, match="agent 'a' has 2 sessions open") as refused:
+    with pytest.raises(Exhausted, match="agent 'a' has 2 open sessions") as refused:
         await store.add_session(record("a2"), per_agent=2, total=3)
     assert refused.value.reason == "SESSION_LIMIT"
     await store.add_session(record("b0", "b"), per_agent=2, total=3)
@@ -145,7 +145,7 @@ async def test_of_two_that_tell_how_a_session_ended_the_first_is_believed(open_s
     assert list(results) == [kept, kept]
     assert (kept.state, kept.close_reason) in (("CLOSED", "asked"), ("ERROR", "crashed"))
     assert kept.closed_at == 5000.0
-    # What is not about its end may still change.
+    # Fields that are not about its end may still change.
     assert (await one.update_session("s1", commands_run=9)).commands_run == 9
 
 
@@ -159,12 +159,12 @@ async def test_a_lease_is_claimed_once_renewed_and_released(open_store: OpenStor
         await one.add_session(record(f"s{number}", created_at=1000.0 + number), **MANY)
     await one.update_session("s4", state="CLOSED")
     assert [each.session_id for each in await one.claim("r1", 30.0, 3)] == ["s0", "s1", "s2"]
-    assert await other.claim("r2", 30.0, 10) == [Lease("s3", "r2", 1, 1030.0)]
+    assert await other.claim("r2", 30.0, 10) == [SessionLease("s3", "r2", 1, 1030.0)]
     await clock.advance(20)
     assert await one.renew("r1", 30.0) == ["s0", "s1", "s2"]
     assert {each.expires_at for each in await one.leases("r1")} == {1050.0}
     assert await one.release("r1", "s1") == 1
-    assert await other.claim("r2", 30.0) == [Lease("s1", "r2", 2, 1050.0)]
+    assert await other.claim("r2", 30.0) == [SessionLease("s1", "r2", 2, 1050.0)]
     assert await one.release("r1") == 2
     assert sorted(each.session_id for each in await other.claim("r2", 30.0)) == ["s0", "s2"]
 
@@ -173,11 +173,11 @@ async def test_an_expired_lease_is_taken_over_and_its_former_owner_hears_of_it(o
     clock = FakeClock()
     one, other = await open_store(clock=clock), await open_store(clock=clock)
     await one.add_session(record(), **MANY, replica="r1", seconds=30.0)
-    assert await one.leases("r1") == [Lease("s1", "r1", 1, 1030.0)]
+    assert await one.leases("r1") == [SessionLease("s1", "r1", 1, 1030.0)]
     await clock.advance(29)
     assert await other.claim("r2", 30.0) == []
     await clock.advance(1)
-    assert await other.claim("r2", 30.0) == [Lease("s1", "r2", 2, 1060.0)]
+    assert await other.claim("r2", 30.0) == [SessionLease("s1", "r2", 2, 1060.0)]
     assert await one.renew("r1", 30.0) == []
 
 
@@ -198,7 +198,7 @@ async def test_a_replica_knows_when_the_first_lease_of_another_ends(open_store: 
 async def test_all_leases_can_be_given_up_by_who_is_alone(open_store: OpenStore) -> None:
     store = await open_store(clock=FakeClock())
     await store.add_session(record("s1"), **MANY, replica="dead", seconds=3600.0)
-    await store.release_everybody()
+    await store.release_all()
     assert [lease.replica for lease in await store.claim("r1", 30.0)] == ["r1"]
 
 
@@ -296,10 +296,10 @@ async def test_the_last_sample_of_usage_is_kept_for_all_replicas(open_store: Ope
     first, second = await open_store(), await open_store()
     for name in ("s1", "s2"):
         await first.add_session(record(name), **MANY)
-    sample = Usage(1005.0, process_count=2, cpu_percent=12.5, memory_bytes=2**40, session_idle=True)
+    sample = ResourceUsage(1005.0, process_count=2, cpu_percent=12.5, memory_bytes=2**40, session_idle=True)
     await first.put_usages({"s1": sample, "removed": sample})
     assert await second.usages(["s1", "s2", "removed"]) == {"s1": sample}
-    later = Usage(1010.0, process_count=3)
+    later = ResourceUsage(1010.0, process_count=3)
     await second.put_usages({"s1": later, "s2": later})
     # The replica that had the lease before is late: the newer sample stays.
     await first.put_usages({"s1": sample})

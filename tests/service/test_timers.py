@@ -1,4 +1,4 @@
-"""What time does to sessions, on a clock that the test moves: warnings, closing, lifetimes, leases."""
+"""The effect of time on sessions, on a clock that the test moves: warnings, closing, lifetimes, leases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.sessions.timers import TimerHeap
 from holdfast.testing import FakeClock, FakeExec, FakeTerminal, by_hand
 from holdfast.testing.clock import settle
-from service.fakes import ANN, MemoryStore, connecting, make_manager, running
+from tests.service.fakes import ANN, MemoryStore, connecting, make_manager, running
 
 RULES = """
 [profiles.default.idle]

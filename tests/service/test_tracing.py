@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.service.observability.tracing import NullTracer, OtelTracer, Tracer, open_tracer, wanted
+from holdfast.service.observability.tracing import NullTracer, OtelTracer, Tracer, is_enabled, open_tracer
 from holdfast.service.problems import Denied, Invalid, Problem, Unavailable
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="OpenTelemetry is not installed (the extra `tracing`)")
@@ -135,7 +135,7 @@ def test_only_our_own_failures_are_errors(
     ],
 )
 def test_the_environment_says_whether_spans_are_wanted(environ: dict[str, str], expected: bool) -> None:
-    assert wanted(environ) is expected
+    assert is_enabled(environ) is expected
 
 
 def test_off_is_a_tracer_that_does_nothing_and_imports_nothing() -> None:

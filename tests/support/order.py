@@ -26,5 +26,5 @@ def rank(nodeid: str) -> int:
 
 
 def unit_of_work(nodeid: str) -> str:
-    """Tests of one unit run in one worker: those of a file, whose fixtures are made once, or all of `TOGETHER`."""
+    """Tests of one unit run in one worker: those of a file, with fixtures made once, or all of `TOGETHER`."""
     return TOGETHER if nodeid.startswith(TOGETHER) else nodeid.partition("::")[0]

@@ -67,7 +67,7 @@ def _missing_part(reason: str) -> tuple[str, str]:
 
 
 def skip_table(reasons: Iterable[str]) -> list[str]:
-    """Lines that say what was skipped, how many tests, and which package would run them; none without skips.
+    """Lines with each skipped part, how many tests, and the package that would run them; none without skips.
 
     A reason reads `no PROGRAM`, or `WHAT IS MISSING: WHAT WOULD RUN THE TESTS`.
     """

@@ -1,4 +1,4 @@
-"""What `make test` runs: all tests on every core, then those that failed once more, one at a time.
+"""The runner of `make test`: all tests on every core, then those that failed once more, one at a time.
 
 A test that passes only the second time has a race, or the code under test has. Its id is printed after the summary
 and appended to `build/passed-second-time.txt`. The table of skipped tests is printed last.

@@ -1,8 +1,9 @@
-"""What the comparison of shells says of an outcome, and when a target is reached. Nothing here is measured."""
+"""Verdicts of the comparison of shells, and when a target is reached. Nothing here is measured."""
 
 from __future__ import annotations
 
 import pytest
+
 from bench.live_shells import Answer, file_of_lines
 from bench.measure import Bound, Target, is_reached
 from bench.shells import TIMES_OUT, Edge, Outcome, difference, raised, verdict

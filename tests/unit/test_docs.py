@@ -26,9 +26,9 @@ import msgspec
 import pytest
 import typer
 
-from holdfast.cli import PLAIN_VERBS, VERBS
+from holdfast.cli import VERBS
 from holdfast.cli.support.exit_codes import NO_SERVER
-from holdfast.cli.verbs.server import serve
+from holdfast.cli.verbs.inside import serve
 from holdfast.config import ExecServerConfig
 from holdfast.errors import HoldfastError, error_classes
 from holdfast.wire.methods import methods, notifications
@@ -38,9 +38,9 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("changelog.d/*.md")])
 PROTOCOL = (DOCS / "protocol.md").read_text()
 
-#: Pages whose examples are run, the rest is compiled.
+#: Pages with examples that are run; those of the rest are compiled.
 EXECUTED = [ROOT / "README.md", DOCS / "quickstart.md"]
-#: Pages whose recorded terminal sessions are replayed.
+#: Pages with recorded terminal sessions that are replayed.
 RECORDED = [ROOT / "README.md", DOCS / "quickstart.md", DOCS / "command-line.md"]
 
 
@@ -106,7 +106,7 @@ def shape(kind: object) -> type[msgspec.Struct]:
 
 
 def wire_default(field: msgspec.structs.FieldInfo) -> str:
-    """What the table's third column says about a parameter that is left out."""
+    """The default in the table's third column for a parameter that is left out."""
     if field.required:
         return "required"
     default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
@@ -158,10 +158,9 @@ def test_the_protocol_has_no_section_for_a_method_that_is_not_there() -> None:
     assert titles <= set(PARAMETERS)
 
 
-@pytest.mark.parametrize("page", ["protocol.md", "errors.md"])
 @pytest.mark.parametrize("cls", error_classes().values(), ids=lambda cls: cls.__name__)
-def test_every_error_is_documented(page: str, cls: type[HoldfastError]) -> None:
-    row = rows((DOCS / page).read_text())[str(cls.code)]
+def test_every_error_is_documented(cls: type[HoldfastError]) -> None:
+    row = rows((DOCS / "errors.md").read_text())[str(cls.code)]
     assert row[:2] == [f"`{cls.__name__}`", cls.fault]
 
 
@@ -201,7 +200,7 @@ def test_settings_names_no_setting_that_is_not_there() -> None:
 def typed_options(verb: str) -> list[str]:
     """The options of a verb that typer reads."""
     app = typer.Typer(add_completion=False)
-    app.command()(importlib.import_module(f"holdfast.cli.verbs.{VERBS[verb][0]}").command)
+    app.command()(importlib.import_module(f"holdfast.cli.verbs.{VERBS[verb].module}").command)
     parameters = typer.main.get_command(app).params
     return [
         option
@@ -220,7 +219,7 @@ def test_every_verb_is_documented_with_its_options(verb: str) -> None:
         actions = serve.parser()._option_string_actions
         options = [option for option in actions if option not in of_settings | {"-h", "--help"}]
     else:
-        options = [] if verb in PLAIN_VERBS else typed_options(verb)
+        options = [] if VERBS[verb].plain else typed_options(verb)
     missing = [option for option in options if not re.search(rf"`{option}[` =]|[\[ ]{option}[ \]]", page[verb])]
     assert missing == []
 
@@ -293,6 +292,15 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
         assert file.exists(), link
         if anchor:
             assert anchor in {slug(title) for title in sections(file.read_text())}, link
+
+
+def test_every_path_in_the_architecture_exists() -> None:
+    """Every file and folder that the page names exists, relative to the repository or to the package."""
+    text = without_code((DOCS / "architecture.md").read_text())
+    named = set(re.findall(r"`((?:\.?[\w-]+/)+|(?:[\w-]+/)*[\w-]+\.py|[\w-]+/[\w/.-]+\.md)`", text))
+    roots = (ROOT, ROOT / "src" / "holdfast")
+    assert len(named) > 100
+    assert sorted(path for path in named if not any((root / path).exists() for root in roots)) == []
 
 
 def test_every_page_is_linked_from_another() -> None:

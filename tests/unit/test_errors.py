@@ -40,7 +40,7 @@ def test_the_drawing_at_the_top_of_the_file_has_every_class_and_code() -> None:
 
 def test_a_subclass_of_a_user_changes_nothing_on_the_wire() -> None:
     class Mine(errors.UnknownProcess):
-        """Somebody's own."""
+        """A class of another package."""
 
     assert type(error_from_wire(errors.UnknownProcess.code, "text")) is errors.UnknownProcess
     assert isinstance(Mine("text"), errors.UnknownProcess)

@@ -1,6 +1,6 @@
 """The fuzz targets, driven by Hypothesis: bytes of any kind, and seeds that were damaged. `make fuzz` goes further.
 
-What fuzzing has found is below, each with the input that showed it.
+Findings of fuzzing are below, each with the input that showed it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 
 import h11
 import pytest
-from fuzz.target import Target
-from fuzz.targets import targets
 from hypothesis import given, settings, strategies as st
 
+from fuzz.target import Target
+from fuzz.targets import targets
 from holdfast.client.screen.asciicast import read_cast
 from holdfast.config import parse_settings
 from holdfast.errors import InvalidParams, SandboxError
-from holdfast.proxies.egress.proxy import Refused, wanted
+from holdfast.proxies.egress.proxy import RequestRefused, requested_host
 from holdfast.proxies.egress.rules import parse_pattern
-from holdfast.runtime.durability import records as r, shell_records as s
+from holdfast.runtime.durability import records as r
 from holdfast.runtime.durability.keeper import read_packet
-from holdfast.runtime.durability.replay import Memory
+from holdfast.runtime.durability.replay import Replay
 from holdfast.runtime.terminal.mark_filter import MARK_BYTES, MarkFilter
 from holdfast.runtime.tree.process_table import mark_in_environment
 from holdfast.service.positions import Position, read_token, write_token
@@ -119,8 +119,8 @@ def test_settings_that_are_hard_to_read_are_refused(value: str) -> None:
 def test_a_port_that_is_none_is_refused_by_the_proxy(port: str) -> None:
     """`int` raises for thousands of digits, and the request was answered with nothing."""
     target = f"a.example:{port}".encode("ascii", "replace")
-    with pytest.raises(Refused, match="not HOST:PORT") as refused:
-        wanted(h11.Request(method="CONNECT", target=target, headers=[("host", "x")]))
+    with pytest.raises(RequestRefused, match="not HOST:PORT") as refused:
+        requested_host(h11.Request(method="CONNECT", target=target, headers=[("host", "x")]))
     assert refused.value.status == 400
     if port:
         with pytest.raises(InvalidParams, match="is no port"):
@@ -129,7 +129,7 @@ def test_a_port_that_is_none_is_refused_by_the_proxy(port: str) -> None:
 
 @pytest.mark.parametrize("digit", ["(", " ", "+", "_", "A", "٣"])
 def test_a_position_with_a_right_check_and_wrong_digits_is_refused(digit: str) -> None:
-    """The check can be computed by anyone; `int` raised, which was told as a bug of the service."""
+    """The check can be computed by anyone; `int` raised, which was reported as a bug of the service."""
     digits = digit + write_token("s", Position())[1:-8]
     check = hashlib.blake2b(f"s:{digits}".encode(), digest_size=4).hexdigest()
     with pytest.raises(BadToken):
@@ -151,31 +151,31 @@ def test_a_size_that_no_terminal_has_is_none(size: str) -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        r.Printed(1, 0, 0, -1),
-        r.Printed(1, 3, 0, 1),
-        r.Printed(1, -1, 0, 1),
-        r.Printed(1, 0, 0, 1 << 62),
-        r.Journalled(1, (1, b"", b"", b"", b"", 0)),
-        r.Journalled(1, (0, b"", b"\x00" * 16, b"", b"", 0)),
-        r.Journalled(1, (1, b"\x09", b"\x00" * 32, b"", b"", 0)),
+        r.OutputPrinted(1, 0, 0, -1),
+        r.OutputPrinted(1, 3, 0, 1),
+        r.OutputPrinted(1, -1, 0, 1),
+        r.OutputPrinted(1, 0, 0, 1 << 62),
+        r.JournalCheckpoint(1, (1, b"", b"", b"", b"", 0)),
+        r.JournalCheckpoint(1, (0, b"", b"\x00" * 16, b"", b"", 0)),
+        r.JournalCheckpoint(1, (1, b"\x09", b"\x00" * 32, b"", b"", 0)),
     ],
 )
 @pytest.mark.parametrize(
     "begun",
     [
-        r.Begun(1, ProcessSpec("p", ("true",)), 7, b"/", False),
-        s.ShellOpening(1, ShellSpec("sh"), "/bin/sh", "/bin/sh", "/spool/s1", 1.5),
+        r.ProcessBegun(1, ProcessSpec("p", ("true",)), 7, b"/", False),
+        r.ShellOpening(1, ShellSpec("sh"), "/bin/sh", "/bin/sh", "/spool/s1", 1.5),
     ],
     ids=["process", "shell"],
 )
-def test_a_ledger_that_tells_what_cannot_be_is_refused(begun: r.AnyRecord, record: r.AnyRecord) -> None:
-    memory = Memory(max_chunks=16, max_events=4)
-    with pytest.raises(SandboxError, match="the ledger is wrong about 1"):
-        memory.replay([begun, record])
+def test_a_ledger_that_tells_what_cannot_be_is_refused(begun: r.LedgerRecord, record: r.LedgerRecord) -> None:
+    memory = Replay(max_chunks=16, max_events=4)
+    with pytest.raises(SandboxError, match="the ledger has a wrong record of 1"):
+        memory.apply([begun, record])
 
 
 def test_a_damaged_ledger_is_refused_with_its_place() -> None:
-    good = r.encode_records([r.Forgotten(1)])
+    good = r.encode_records([r.JobForgotten(1)])
     with pytest.raises(SandboxError, match=f"the ledger is damaged at byte {len(good)}"):
         list(r.decode_records(good + (3).to_bytes(4, "little") + b"\xff\xff\xff"))
 

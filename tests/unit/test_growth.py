@@ -1,4 +1,4 @@
-"""What the soak calls growth: a slope within lives, or from life to life; and what it does not."""
+"""Growth as the soak defines it: a slope within lives, or from life to life; and counter-examples."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
 from bench.growth import Growth, Sample, measure, table, write_csv, write_svg
 
 LIFE_SECONDS = 300

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.order import LONGEST_FIRST, rank, unit_of_work
-from support.parts import PACKAGES, needs, skip_table
+from tests.support.order import LONGEST_FIRST, rank, unit_of_work
+from tests.support.parts import PACKAGES, needs, skip_table
 
 TESTS = Path(__file__).parents[1]
 
@@ -33,7 +33,7 @@ def test_there_is_no_table_without_skips() -> None:
 
 
 def test_a_missing_program_skips_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("support.parts._SYSTEM_DIRECTORIES", ())
+    monkeypatch.setattr("tests.support.parts._SYSTEM_DIRECTORIES", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (needs("zsh").args, needs("zsh").kwargs) == ((True,), {"reason": "no zsh"})
     os.symlink("/bin/sh", tmp_path / "zsh")
@@ -53,7 +53,7 @@ def test_every_program_that_a_test_is_skipped_for_has_a_package() -> None:
 
 
 def test_what_tests_start_keeps_its_bytecode() -> None:
-    """Whatever the environment of `make test` says: a server without bytecode takes four times as long to start."""
+    """Whatever the environment contains: a server without bytecode takes four times as long to start."""
     command = [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"]
     assert not sys.dont_write_bytecode
     assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "False\n"
@@ -75,7 +75,7 @@ def test_a_child_that_is_forked_has_one_thread() -> None:
 
 def test_workers_begin_with_the_longest_and_one_has_the_engines() -> None:
     assert [place for place in LONGEST_FIRST if not (TESTS.parent / place).exists()] == []
-    names = ["tests/unit/test_keys.py::a", "tests/e2e/test_bench.py::b", "tests/e2e/test_soak.py::c[d::e]"]
+    names = ["tests/unit/runtime/test_keys.py::a", "tests/e2e/test_bench.py::b", "tests/e2e/test_soak.py::c[d::e]"]
     assert sorted(names, key=rank) == [names[1], names[2], names[0]]
     assert unit_of_work(names[2]) == "tests/e2e/test_soak.py"
     assert unit_of_work("tests/sandbox/test_pods.py::f") == unit_of_work("tests/sandbox/test_bundle.py::g")

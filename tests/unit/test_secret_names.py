@@ -1,4 +1,4 @@
-"""Names that look like those of secrets, and names that only have such letters in them."""
+"""Names that count as those of secrets, and names that only have such letters in them."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.launch.pidfd_signals import OurOwn, signal_child_group, signal_group, signal_process
-from holdfast.testing.signalling import send_signal, started_by_a_test
+from holdfast.launch.pidfd_signals import OwnProcess, signal_child_group, signal_group, signal_process
+from tests.support.signalling import send_signal, started_by_a_test
 
 ROOT = Path(__file__).parents[2]
 #: Where a raw kill stands, and why it reaches only what is meant.
@@ -136,12 +136,12 @@ def test_a_child_without_a_session_of_its_own_is_not_signalled_as_a_group() -> N
 @pytest.mark.parametrize("pid", [-1, 0, 1, "ours"])
 def test_neither_we_nor_everybody_is_ever_signalled(pid: int | str) -> None:
     number = os.getpid() if pid == "ours" else int(pid)
-    with pytest.raises(OurOwn):
+    with pytest.raises(OwnProcess):
         signal_process(number, signal.SIGCONT, lambda _: True)
     group = os.getpgrp() if pid == "ours" else int(pid)
-    with pytest.raises(OurOwn):
+    with pytest.raises(OwnProcess):
         signal_group(group, 12_345, signal.SIGCONT)
-    with pytest.raises(OurOwn):
+    with pytest.raises(OwnProcess):
         signal_group(12_345, os.getsid(0) if pid == "ours" else int(pid), signal.SIGCONT)
 
 
@@ -159,15 +159,15 @@ def test_a_test_signals_what_it_has_started_and_not_the_program_that_runs_it(fam
     assert started_by_a_test(family.member)
     send_signal(family.member, signal.SIGTERM)
     ended(family.member)
-    with pytest.raises((AssertionError, OurOwn)):
+    with pytest.raises((AssertionError, OwnProcess)):
         send_signal(os.getppid(), signal.SIGCONT)
-    with pytest.raises(OurOwn):
+    with pytest.raises(OwnProcess):
         send_signal(os.getpid(), signal.SIGCONT)
 
 
 def test_a_process_that_has_ended_and_is_not_reaped_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that init has inherited: on some machines it is reaped late, and its environment is gone."""
-    monkeypatch.setattr("holdfast.testing.signalling._descends", lambda pid, ancestor: False)
+    monkeypatch.setattr("tests.support.signalling._descends", lambda pid, ancestor: False)
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(ProcessLookupError):
@@ -212,4 +212,4 @@ def test_no_code_signals_a_number_that_may_be_anothers(folder: str) -> None:
         if str(path.relative_to(ROOT)) not in ALLOWED
         for line in raw_kills(path.read_text())
     }
-    assert found == set(), "use holdfast.launch.pidfd_signals, and in tests holdfast.testing.signalling"
+    assert found == set(), "use holdfast.launch.pidfd_signals, and in tests tests.support.signalling"

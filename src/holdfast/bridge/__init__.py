@@ -1,7 +1,7 @@
-"""The model bridge: programs in a sandbox without network or keys talk to models through the host.
+"""The model bridge: programs in a sandbox without network or keys call models through the host.
 
-This folder is the host's side. The proxy inside only packs and relays HTTP; every decision is taken here. Names are
-imported when they are first used, as those of `holdfast` are.
+This package is the host's side. The proxy in the sandbox only packs and relays HTTP; every decision is made here.
+Names are imported on first use, as in `holdfast` itself.
 """
 
 from __future__ import annotations
@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from holdfast.bridge.agent_bridge import Bridge as Bridge, sandbox_agent_bridge as sandbox_agent_bridge
     from holdfast.bridge.function_model import ModelError as ModelError, ModelFunction as ModelFunction
-    from holdfast.bridge.limits import Limits as Limits, Price as Price, Spent as Spent
+    from holdfast.bridge.limits import (
+        BridgeLimits as BridgeLimits,
+        Limits as Limits,
+        Price as Price,
+        Spent as Spent,
+    )
     from holdfast.bridge.model_choice import Model as Model, OneModel as OneModel
-    from holdfast.bridge.normal import (
+    from holdfast.bridge.record import CallRecord as CallRecord, RecordFile as RecordFile
+    from holdfast.bridge.types import (
         Delta as Delta,
         FilePart as FilePart,
         ImagePart as ImagePart,
@@ -25,24 +31,24 @@ if TYPE_CHECKING:
         TextPart as TextPart,
         ThinkingDelta as ThinkingDelta,
         ThinkingPart as ThinkingPart,
+        TokenUsage as TokenUsage,
         Tool as Tool,
         ToolCallDelta as ToolCallDelta,
         ToolCallPart as ToolCallPart,
         ToolResultPart as ToolResultPart,
         Usage as Usage,
     )
-    from holdfast.bridge.record import CallRecord as CallRecord, RecordFile as RecordFile
     from holdfast.bridge.upstream import Upstream as Upstream
 
 _HOMES: Final = {
     "agent_bridge": ("Bridge", "sandbox_agent_bridge"),
     "function_model": ("ModelError", "ModelFunction"),
-    "limits": ("Limits", "Price", "Spent"),
+    "limits": ("BridgeLimits", "Limits", "Price", "Spent"),
     "model_choice": ("Model", "OneModel"),
-    "normal": (
+    "types": (
         *("Delta", "FilePart", "ImagePart", "Message", "ModelReply", "ModelRequest", "StopDelta", "TextDelta"),
         *("TextPart", "ThinkingDelta", "ThinkingPart", "Tool", "ToolCallDelta", "ToolCallPart"),
-        *("ToolResultPart", "Usage"),
+        *("ToolResultPart", "TokenUsage", "Usage"),
     ),
     "record": ("CallRecord", "RecordFile"),
     "upstream": ("Upstream",),

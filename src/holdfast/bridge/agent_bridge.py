@@ -1,7 +1,7 @@
 """`sandbox_agent_bridge`: a model for the programs of a sandbox, for the length of a `with` block.
 
-Offers the model as a service of this program, runs the proxy inside through `exec_remote`, watches both, and leaves
-nothing behind. It touches nothing but the sandbox.
+Registers the model as a host call service, runs the proxy in the sandbox through `exec_remote`, watches both, and
+removes both on exit. Touches only the sandbox.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Final
 
-from holdfast.bridge.limits import Limits, Spent
+from holdfast.bridge.limits import BridgeLimits, Spent
+from holdfast.bridge.model_calls import ModelCalls
 from holdfast.bridge.model_choice import Model
-from holdfast.bridge.model_service import ModelService
 from holdfast.bridge.record import CallRecord, CallRecords
 from holdfast.client.exec_remote import Completed, ExecRemoteOptions, ExecRemoteProcess, StderrChunk, StdoutChunk
-from holdfast.client.host_service import HostService
+from holdfast.client.host_call import HostService
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import HoldfastError, InvalidParams, ProcessError, TimeoutError, UnknownProcess
 from holdfast.types import EnvPolicy
@@ -26,28 +26,28 @@ from holdfast.wire.http_messages import MODEL_SERVICE
 log = logging.getLogger(__name__)
 
 DEFAULT_PORT: Final = 13131
-#: How long the proxy may take to listen: an interpreter's start, on a machine that is busy with others.
+#: Time limit for the proxy to listen: one interpreter start on a busy machine.
 START_SECONDS: Final = 30.0
-#: What the proxy has between TERM and KILL. It ends at once, unless it is stopped or stuck.
+#: Seconds between TERM and KILL. The proxy exits at once unless it is stopped or stuck.
 GRACE_SECONDS: Final = 5.0
-#: What is kept of its last words.
+#: Characters of the proxy's stderr that are kept for the error message.
 _STDERR_CHARACTERS: Final = 8_192
-#: Clients insist on a key. This one opens nothing, and says so to whoever finds it.
+#: Client libraries require a key. This value authorises nothing, and its text shows that.
 DUMMY_KEY: Final = "holdfast-bridge-no-key"
 
 
 class Bridge:
-    """A bridge that is open."""
+    """An open bridge."""
 
-    def __init__(self, port: int, service: ModelService) -> None:
+    def __init__(self, port: int, models: ModelCalls) -> None:
         self.port = port
-        #: Where the proxy listens, inside the sandbox.
+        #: Address of the proxy inside the sandbox.
         self.url = f"http://127.0.0.1:{port}"
-        self._service = service
+        self._models = models
 
     @property
     def env(self) -> dict[str, str]:
-        """Variables with which the providers' clients find the bridge: give them to the agent."""
+        """Environment variables for the agent that point the providers' client libraries at the bridge."""
         return {
             "OPENAI_BASE_URL": f"{self.url}/v1",
             "OPENAI_API_KEY": DUMMY_KEY,
@@ -59,13 +59,13 @@ class Bridge:
 
     @property
     def calls(self) -> CallRecords:
-        """The latest calls that have ended, oldest first."""
-        return self._service.calls
+        """The latest finished calls, oldest first."""
+        return self._models.calls
 
     @property
     def spent(self) -> Spent:
-        """What all calls have taken so far."""
-        return self._service.spent
+        """Total requests, tokens and money of all calls so far."""
+        return self._models.spent
 
 
 @contextlib.asynccontextmanager
@@ -74,7 +74,7 @@ async def sandbox_agent_bridge(
     model: Model,
     port: int = DEFAULT_PORT,
     *,
-    limits: Limits | None = None,
+    limits: BridgeLimits | None = None,
     on_call: Callable[[CallRecord], None] | None = None,
     start_timeout: float = START_SECONDS,
     grace: float = GRACE_SECONDS,
@@ -83,19 +83,19 @@ async def sandbox_agent_bridge(
 
     `model` is an `Upstream`, an async function from a `ModelRequest` to a `ModelReply` or to deltas, or a mapping
     from model names to those, with "*" for all others. `port` 0 chooses a free one. `on_call` is called with the
-    record of each call when it has ended. If the proxy ends by itself, or the sandbox is lost, the block is
-    cancelled and that error raised in its place. On leaving, calls are called off and the proxy ends: TERM, up to
-    `grace` seconds, KILL.
+    record of each finished call. If the proxy exits by itself, or the sandbox is lost, the block is cancelled and
+    that error is raised instead of the cancellation. On exit from the block, running calls are cancelled and the
+    proxy gets TERM, then KILL after `grace` seconds.
     """
     if not 0 <= port < 65536:
         raise InvalidParams(f"port {port}: must be 0 to 65535; 0 chooses a free one")
-    limits = limits or Limits()
+    limits = limits or BridgeLimits()
     async with contextlib.AsyncExitStack() as stack:
-        models = ModelService(model, limits, on_call=on_call)
+        models = ModelCalls(model, limits, on_call=on_call)
         stack.push_async_callback(models.aclose)
         service = await stack.enter_async_context(box.offer(MODEL_SERVICE, models.handle))
         proxy = _Proxy(await _start_proxy(box, service, port, limits))
-        stack.push_async_callback(lambda: _to_its_end(proxy.aclose(box, grace)))
+        stack.push_async_callback(lambda: _await_uncancelled(proxy.aclose(box, grace)))
         bound = await proxy.ready(start_timeout)
         serving = asyncio.create_task(service.wait())
         stack.callback(serving.cancel)
@@ -103,7 +103,7 @@ async def sandbox_agent_bridge(
             yield Bridge(bound, models)
 
 
-async def _start_proxy(box: Sandbox, service: HostService, port: int, limits: Limits) -> ExecRemoteProcess:
+async def _start_proxy(box: Sandbox, service: HostService, port: int, limits: BridgeLimits) -> ExecRemoteProcess:
     info, status = await asyncio.gather(box.info(), box.status())
     if not info.holdfast:
         raise InvalidParams(f"the server in the sandbox is of version {info.version}, too old for a bridge")
@@ -116,39 +116,38 @@ async def _start_proxy(box: Sandbox, service: HostService, port: int, limits: Li
         "BRIDGE_MODEL_SERVICE_MAX_BODY_BYTES": str(limits.body_bytes),
         "HOLDFAST_SOCKET": sockets[0],
     }
-    # Should this program die, the proxy is of no use to anybody.
-    # It has no use for secrets that the server has in its environment.
+    # The proxy must not outlive this program, and needs none of the secrets in the server's environment.
     options = ExecRemoteOptions(env=env, env_policy=EnvPolicy(), lifetime="connection")
-    # As the server's own user and in its directory, whatever the connection's defaults are for the agent.
+    # Runs as the server's own user and in its directory, not with the connection's defaults for the agent.
     return Sandbox(box.api).exec_remote([*info.holdfast, "model_proxy"], options)
 
 
 class _Proxy:
-    """The proxy process: its first line is its URL, its end is an error, and its stderr says why."""
+    """The proxy process. Its first line of output is its URL; its exit is an error with stderr as the reason."""
 
     def __init__(self, process: ExecRemoteProcess) -> None:
         self._process = process
         self._listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._stderr = ""
-        #: Never ends by itself without an error.
+        #: Completes only with an error or by cancellation.
         self.watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        said = ""
+        output = ""
         async for event in self._process:
             if isinstance(event, StdoutChunk) and not self._listening.done():
-                said += event.data
-                if "\n" in said:
-                    self._listening.set_result(_port_of(said.partition("\n")[0]))
+                output += event.data
+                if "\n" in output:
+                    self._listening.set_result(_port_of(output.partition("\n")[0]))
             elif isinstance(event, StderrChunk):
                 self._stderr = (self._stderr + event.data)[-_STDERR_CHARACTERS:]
             elif isinstance(event, Completed):
-                words = self._stderr.strip() or "it said nothing on stderr"
-                raise ProcessError(f"the model proxy ended by itself with exit code {event.exit_code}: {words}")
+                words = self._stderr.strip() or "nothing on stderr"
+                raise ProcessError(f"the model proxy exited with code {event.exit_code}: {words}")
         raise ProcessError("the model proxy was killed")
 
     async def ready(self, timeout: float) -> int:
-        """The port, once it listens there."""
+        """Return the port once the proxy listens there."""
         await asyncio.wait((self.watching, self._listening), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if self._listening.done():
             return self._listening.result()
@@ -159,28 +158,28 @@ class _Proxy:
     async def aclose(self, box: Sandbox, grace: float) -> None:
         try:
             await self._process.kill(grace)
-            # Its output is of no use any more, and nothing of the bridge should stay.
+            # Forget the process as well, so that nothing of the bridge remains in the sandbox.
             with contextlib.suppress(UnknownProcess):
                 await box.api.forget(self._process.id)
         except HoldfastError as error:
-            # A server out of reach ends it when it has missed us for long enough: its lifetime is the connection.
-            log.warning("the model proxy could not be ended: %s", error)
+            # An unreachable server ends the proxy after the session timeout: its lifetime is the connection.
+            log.warning("cannot stop the model proxy: %s", error)
         self.watching.cancel()
         await asyncio.wait((self.watching,))
         if not self.watching.cancelled():
-            self.watching.exception()  # told already, or no news: we killed it
+            self.watching.exception()  # reported already, or the result of the kill above
 
 
 def _port_of(line: str) -> int:
     try:
         return int(line.rpartition(":")[2])
     except ValueError:
-        raise ProcessError(f"the model proxy said {line!r} where its URL was expected") from None
+        raise ProcessError(f"the model proxy printed {line!r} instead of its URL") from None
 
 
 @contextlib.asynccontextmanager
 async def _failing_with(*watched: asyncio.Task[None]) -> AsyncIterator[None]:
-    """Cancel the block as soon as one of the tasks ends, and raise its error in the place of the cancellation."""
+    """Cancel the block as soon as one of the tasks ends, and raise the task's error in its place."""
     owner = asyncio.current_task()
     assert owner is not None
     failed: list[asyncio.Task[None]] = []
@@ -222,7 +221,7 @@ async def _failing_with(*watched: asyncio.Task[None]) -> AsyncIterator[None]:
 
 
 async def _withdraw_cancellation(owner: asyncio.Task[object], before: int) -> None:
-    """Take our cancellation back: the block has swallowed it, or has requested it again, as a TaskGroup does."""
+    """Withdraw our cancellation: the block swallowed it, or requested it again as a TaskGroup does."""
     owner.uncancel()
     try:
         await asyncio.sleep(0)  # the next await receives a cancellation that is still pending
@@ -233,11 +232,11 @@ async def _withdraw_cancellation(owner: asyncio.Task[object], before: int) -> No
 
 def _error_of(task: asyncio.Task[None]) -> HoldfastError:
     error = None if task.cancelled() else task.exception()
-    return error if isinstance(error, HoldfastError) else ProcessError("the bridge ended by itself")
+    return error if isinstance(error, HoldfastError) else ProcessError("the bridge stopped unexpectedly")
 
 
-async def _to_its_end(work: Coroutine[object, object, None]) -> None:
-    """Await it through any number of cancellations: it is short, and must not be left half done."""
+async def _await_uncancelled(work: Coroutine[object, object, None]) -> None:
+    """Await `work` through any number of cancellations: it is short, and must not stop half-way."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -1,49 +1,46 @@
-"""One call of a bridge on its way: what was asked and answered so far, and the record that is made of it.
+"""State of one bridge call: request, answer so far, and the record made from them.
 
-Pure but for the clock, which is given.
+Pure except for the clock, which is passed in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from holdfast.bridge.dialects import DIALECTS, dialect_of, route_of
-from holdfast.bridge.function_model import FunctionAnswer, ModelError, failure_of
-from holdfast.bridge.limits import Limits, Refusal, Reservation
-from holdfast.bridge.normal import Usage
-from holdfast.bridge.passing import PassedAnswer
+from holdfast.bridge.forwarding import ForwardedAnswer
+from holdfast.bridge.function_model import JSON_HEADERS, FunctionAnswer, ModelError, failure_of
+from holdfast.bridge.limits import BridgeLimits, Refusal, Reservation
 from holdfast.bridge.record import CallRecord, Excerpt
 from holdfast.bridge.redaction import Redaction
+from holdfast.bridge.types import TokenUsage
 from holdfast.bridge.upstream import ProviderFailed
 from holdfast.errors import ConnectionLost, HoldfastError, InvalidParams
 from holdfast.wire.http_messages import HttpHead, HttpRequest
 
-JSON: Final = (("content-type", "application/json"),)
-
 
 def refused(refusal: Refusal) -> ModelError:
-    """A refusal as the error that tells the caller."""
+    """Return a refusal as the error that is sent to the caller."""
     error = ModelError(refusal.message, refusal.status, "budget_exhausted" if refusal.final else "")
     if refusal.status == 429:
-        # The providers' clients obey both.
+        # The providers' clients obey both headers.
         error.headers = (("x-should-retry", "false"),) if refusal.final else (("retry-after", "1"),)
     return error
 
 
 class BridgeCall:
-    """The facts of one call."""
+    """State of one call."""
 
     def __init__(self, request: HttpRequest, clock: Callable[[], float]) -> None:
         self.request = request
         self.route = route_of(request)
         self.dialect = dialect_of(request) if self.route is None else DIALECTS[self.route.dialect]
         self.model = ""
-        #: By which its price is found.
+        #: Name by which the price is found.
         self.paid_model = ""
         self.stream = False
-        self.answering: PassedAnswer | FunctionAnswer | None = None
-        #: Whether it was let in.
+        self.answering: ForwardedAnswer | FunctionAnswer | None = None
+        #: True once the call was admitted.
         self.counted = False
         self.reservation: Reservation | None = None
         self.status = 0
@@ -56,8 +53,8 @@ class BridgeCall:
         self._request.add(request.body)
         self._reply = Excerpt()
 
-    def saw(self, piece: HttpHead | bytes) -> None:
-        """A piece is on its way to the caller."""
+    def note(self, piece: HttpHead | bytes) -> None:
+        """Note a piece that is being sent to the caller."""
         if isinstance(piece, HttpHead):
             self.status = piece.status
             return
@@ -66,15 +63,15 @@ class BridgeCall:
         self._reply.add(piece)
 
     def failure(self, error: Exception) -> tuple[HttpHead, bytes]:
-        """The error as the answer, in the caller's dialect. Once an answer has begun it is raised instead."""
-        status, kind, message = self._told(error)
+        """Return the error as a response in the caller's dialect; raise it if the response has already begun."""
+        status, kind, message = self._describe(error)
         if self.status:
-            # Nothing can be said in the middle of somebody's answer; that it breaks off tells its caller.
+            # An error cannot be inserted into a provider's response; the caller sees a truncated one.
             raise ConnectionLost(message) from None
         headers = error.headers if isinstance(error, ModelError) else ()
-        return HttpHead(status, (*JSON, *headers)), self.dialect.error(status, kind, message)
+        return HttpHead(status, (*JSON_HEADERS, *headers)), self.dialect.error(status, kind, message)
 
-    def _told(self, error: Exception) -> tuple[int, str, str]:
+    def _describe(self, error: Exception) -> tuple[int, str, str]:
         if isinstance(error, ProviderFailed):
             self.error = error.detail
             return error.status, "", error.message
@@ -82,24 +79,24 @@ class BridgeCall:
             self.error = error.message
             return error.status, error.kind, error.message
         if isinstance(error, InvalidParams) and self.answering is None:
-            # Of reading the request: it names the field that is wrong.
+            # Raised while the request was parsed; the message names the field.
             self.error = error.message
             return 400, "", error.message
         self.error = error.message if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
         return failure_of(error)
 
-    def usage(self) -> tuple[Usage | None, bool]:
-        """The tokens, and whether they are a guess: of an answer that did not tell them, or was left before."""
+    def usage(self) -> tuple[TokenUsage | None, bool]:
+        """Return the tokens, and whether they are an estimate because the answer was cut or has no counts."""
         if self.answering is None or self.status >= 400:
             return None, False
-        told = self.answering.usage
-        if told is not None and told.total:
-            return told, False
-        # A budget that counted nothing here could be evaded by leaving every answer before its end.
+        usage = self.answering.usage
+        if usage is not None and usage.total:
+            return usage, False
+        # Without an estimate, an agent could evade its budget by closing every stream before its end.
         return self.answering.estimate(), True
 
-    def record(self, number: int, at: float, limits: Limits, redaction: Redaction) -> CallRecord:
-        """What is written down of it, when it has ended."""
+    def record(self, number: int, at: float, limits: BridgeLimits, redaction: Redaction) -> CallRecord:
+        """Return the record of the finished call."""
         usage, estimated = self.usage()
         price = limits.price_of(self.paid_model)
         error = self.error

@@ -1,6 +1,6 @@
-"""A function of the host's program as a model: asked in words of no provider, answering in the caller's dialect.
+"""A function of the host's program as a model: takes provider-neutral requests, answers in the caller's dialect.
 
-Whole or in deltas, whichever the function gives and whichever the caller wants. Touches nothing itself.
+Converts between whole replies and deltas as the caller requested. Does no IO itself.
 """
 
 from __future__ import annotations
@@ -8,24 +8,24 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
-from typing import Protocol
+from typing import Final, Protocol
 
-from holdfast.bridge.deltas import Gathering, deltas_of
-from holdfast.bridge.dialects.answer_stream import AnswerStream
-from holdfast.bridge.normal import Delta, ModelReply, ModelRequest, TextDelta, TextPart, Usage
-from holdfast.bridge.token_estimate import BYTES_A_TOKEN, estimate_tokens
+from holdfast.bridge.dialects.streaming import AnswerStream, ReplyBuilder, deltas_of
+from holdfast.bridge.limits import BYTES_A_TOKEN, estimate_tokens
+from holdfast.bridge.types import Delta, ModelReply, ModelRequest, TextDelta, TextPart, TokenUsage
 from holdfast.errors import HoldfastError, InvalidParams
 from holdfast.wire.http_messages import Headers, HttpHead
 
 log = logging.getLogger(__name__)
 
+JSON_HEADERS: Final[Headers] = (("content-type", "application/json"),)
 Deltas = AsyncIterable[Delta | str]
-#: Words alone are an answer, too, and so are words among the deltas.
+#: A plain string is a valid reply, and a valid delta.
 ModelFunction = Callable[[ModelRequest], Awaitable[ModelReply | str | Deltas] | Deltas]
 
 
 class ModelError(HoldfastError):
-    """Raise it in a function that is a model: the caller gets this status and message, in its dialect."""
+    """Raise it in a model function: the caller receives this status and message, in its dialect."""
 
     fault = "caller"
 
@@ -39,7 +39,7 @@ class ModelError(HoldfastError):
 
 
 class AnswerDialect(Protocol):
-    """How an answer is said."""
+    """The two methods of a dialect that render a reply."""
 
     def render(self, reply: ModelReply, request: ModelRequest) -> bytes: ...
 
@@ -47,39 +47,41 @@ class AnswerDialect(Protocol):
 
 
 class FunctionAnswer:
-    """One call of a function. `usage` and `error` are known when `pieces` has ended."""
+    """One call of a function. `usage` and `error` are known once `pieces` has ended."""
 
     def __init__(self, function: ModelFunction, request: ModelRequest, dialect: AnswerDialect) -> None:
         self._function = function
         self._request = request
         self._dialect = dialect
-        self.usage: Usage | None = None
-        self._said = 0
-        #: What went wrong after the answer had begun.
+        self.usage: TokenUsage | None = None
+        self._characters = 0
+        #: Error after the response had begun.
         self.error = ""
 
-    def estimate(self) -> Usage:
-        """Where the function did not tell."""
-        return Usage(estimate_tokens(self._request), self._said // BYTES_A_TOKEN)
+    def estimate(self) -> TokenUsage:
+        """Estimate the usage where the function returned none."""
+        return TokenUsage(estimate_tokens(self._request), self._characters // BYTES_A_TOKEN)
 
     async def pieces(self) -> AsyncGenerator[HttpHead | bytes, None]:
-        """The head, once there is something to say, and then what there is, as it comes."""
+        """Yield the head once the function has produced something, then the body as it is produced."""
         result = self._function(self._request)
         answer = await result if inspect.isawaitable(result) else result
         if isinstance(answer, str):
             answer = ModelReply((TextPart(answer),))
         if isinstance(answer, ModelReply):
             self.usage = answer.usage
-            self._said = sum(map(_characters, answer.content))
+            self._characters = sum(map(_length, answer.content))
             if not self._request.stream:
-                yield HttpHead(200, (("content-type", "application/json"),))
+                yield HttpHead(200, JSON_HEADERS)
                 yield self._dialect.render(answer, self._request)
                 return
             deltas = _whole(answer)
         elif isinstance(answer, AsyncIterable):
             deltas = self._counted(answer)
         else:
-            raise ModelError(f"the model gave a {type(answer).__name__}: neither a ModelReply, words nor deltas")
+            raise ModelError(
+                f"the model returned a {type(answer).__name__}: neither a ModelReply, a str nor deltas"
+            )
         pieces = self._streamed(deltas) if self._request.stream else self._gathered(deltas)
         try:
             async for piece in pieces:
@@ -92,7 +94,7 @@ class FunctionAnswer:
         try:
             async for each in given:
                 delta = TextDelta(each) if isinstance(each, str) else each
-                self._said += _characters(delta)
+                self._characters += _length(delta)
                 yield delta
         finally:
             close = getattr(given, "aclose", None)
@@ -100,39 +102,39 @@ class FunctionAnswer:
                 await close()
 
     async def _gathered(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[HttpHead | bytes, None]:
-        gathering = Gathering(f"call_{self._request.id}")
+        builder = ReplyBuilder(f"call_{self._request.id}")
         async for delta in deltas:
-            gathering.feed(delta)
-        reply = gathering.reply()
+            builder.feed(delta)
+        reply = builder.reply()
         self.usage = reply.usage
-        yield HttpHead(200, (("content-type", "application/json"),))
+        yield HttpHead(200, JSON_HEADERS)
         yield self._dialect.render(reply, self._request)
 
     async def _streamed(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[HttpHead | bytes, None]:
         stream = self._dialect.stream(self._request)
-        # Before the first delta an error still has a status of its own.
-        said = stream.begin()
+        # Before the first delta an error still gets a status of its own.
+        pending = stream.begin()
         delta = await anext(deltas, None)
         yield HttpHead(200, (("content-type", stream.content_type), ("cache-control", "no-cache")))
         try:
             while delta is not None:
-                said += stream.delta(delta)
-                if said:
-                    yield b"".join(said)
-                said = []
+                pending += stream.delta(delta)
+                if pending:
+                    yield b"".join(pending)
+                pending = []
                 delta = await anext(deltas, None)
-            said += stream.end()
+            pending += stream.end()
         except Exception as error:  # noqa: BLE001 - the function is not ours; its answer ends with an error
             status, kind, message = failure_of(error)
             self.error = f"{type(error).__name__}: {error}"
-            said += stream.error(status, kind, message)
+            pending += stream.error(status, kind, message)
         finally:
             self.usage = stream.reply().usage
-        yield b"".join(said)
+        yield b"".join(pending)
 
 
 def failure_of(error: Exception) -> tuple[int, str, str]:
-    """Status, kind and words for the caller. What broke inside the function is the host's business."""
+    """Return status, kind and message for the caller. Details of an exception stay in the host's log."""
     if isinstance(error, ModelError):
         return error.status, error.kind, error.message
     log.error("the model function failed", exc_info=error)
@@ -144,6 +146,6 @@ async def _whole(reply: ModelReply) -> AsyncGenerator[Delta, None]:
         yield delta
 
 
-def _characters(part: object) -> int:
-    """Of words, thoughts and arguments, whole or in deltas."""
+def _length(part: object) -> int:
+    """Length of the text or arguments of a part or delta."""
     return len(getattr(part, "text", "")) + len(getattr(part, "arguments", ""))

@@ -1,7 +1,9 @@
-"""Connections to a provider for httpx, straight on asyncio: h11 knows the protocol, this moves the bytes.
+"""HTTP/1.1 connections to a provider on asyncio, as an httpx transport: h11 parses, this module moves bytes.
 
-httpx's own transport passes each piece of a stream through a dozen layers, which take longer than the rest of the
-bridge. Touches only the provider's sockets; used where no proxy of the environment stands before the provider.
+httpx's own transport passes each piece of a stream through a dozen layers. Measured beside it in one run (`python
+-m bench --only bridge-call bridge-streams`, two busy cores): a call through the bridge adds 2.2 ms instead of 2.9,
+the first token 2.6 ms instead of 3.2 (the target is 3), and 100 paced streams pass 4,300 to 5,700 events a second
+instead of 1,500. Touches only the provider's sockets; unused where the environment names a proxy.
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ from typing import Final
 import h11
 import httpx
 
-#: As the head of an answer may be.
+#: Largest head of a response.
 MAX_HEAD_BYTES: Final = 100 * 1024
-#: What may wait to be taken before the provider is not read any more.
+#: Buffered bytes of a response at which reading from the provider pauses.
 HELD_BYTES: Final = 256 * 1024
-#: How long a connection is kept for the next call: shorter than any provider keeps it.
+#: Seconds that an idle connection is kept: shorter than any provider keeps it.
 IDLE_SECONDS: Final = 5.0
-#: After which an address that does not answer is not waited for alone.
+#: Delay before the next address is tried in parallel (RFC 8305).
 NEXT_ADDRESS_SECONDS: Final = 0.25
 
 
 class ProviderConnection(asyncio.Protocol):
-    """One connection: a request, its answer piece by piece, the next request."""
+    """One connection: a request, its response piece by piece, the next request."""
 
     _transport: asyncio.Transport
 
@@ -83,18 +85,18 @@ class ProviderConnection(asyncio.Protocol):
 
     # --- one request -----------------------------------------------------------------------------------------
 
-    async def ask(self, request: httpx.Request, timeout: float | None) -> h11.Response:
-        """The head of the answer; `pieces` has its body. A provider that is silent for so long is `ReadTimeout`."""
+    async def send(self, request: httpx.Request, timeout: float | None) -> h11.Response:
+        """Send a request and return the head of the response; `ReadTimeout` after `timeout` silent seconds."""
         self._timeout = timeout
         try:
-            asked = h11.Request(method=request.method, target=request.url.raw_path, headers=request.headers.raw)
-            parts = [self._http.send(asked)]
+            head = h11.Request(method=request.method, target=request.url.raw_path, headers=request.headers.raw)
+            parts = [self._http.send(head)]
             if request.content:
                 parts.append(self._http.send(h11.Data(data=request.content)))
             parts.append(self._http.send(h11.EndOfMessage()))
-            # Together: a head that is sent alone is a system call more, and wakes the provider for nothing.
+            # One write: a separate head costs a system call, and wakes the provider for nothing.
             self._transport.write(b"".join(part for part in parts if part))
-            # A provider may answer before it has read all: that it wants no more of it, say.
+            # A provider may respond before it has read the request, for example to reject its size.
             while self._is_full and not self._held_bytes:
                 await self._more()
             event = self._next()
@@ -102,14 +104,14 @@ class ProviderConnection(asyncio.Protocol):
                 if event is h11.NEED_DATA:
                     await self._more()
                 elif not isinstance(event, h11.InformationalResponse):
-                    raise httpx.RemoteProtocolError(f"{type(event).__name__} where an answer should begin")
+                    raise httpx.RemoteProtocolError(f"{type(event).__name__} instead of a response")
                 event = self._next()
         except h11.LocalProtocolError as error:
             raise httpx.LocalProtocolError(str(error)) from None
         return event
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes. What arrived in one turn of the loop is one piece."""
+        """Yield the body as it arrives. Data of one event loop iteration is one piece."""
         parts: list[bytes] = []
         while True:
             event = self._next()
@@ -122,8 +124,8 @@ class ProviderConnection(asyncio.Protocol):
             if isinstance(event, h11.EndOfMessage):
                 return
             if event is not h11.NEED_DATA:
-                raise httpx.RemoteProtocolError(f"{type(event).__name__} in the middle of an answer")
-            # All that has come is taken, unless more came while the piece was passed on.
+                raise httpx.RemoteProtocolError(f"{type(event).__name__} in the middle of a response")
+            # The buffer is drained, unless more arrived while the piece was forwarded.
             if not self._held_bytes:
                 await self._more()
             self._held_bytes = 0
@@ -138,7 +140,7 @@ class ProviderConnection(asyncio.Protocol):
         return event
 
     def release(self) -> bool:
-        """Whether it can take another request."""
+        """Return True if the connection can take another request."""
         self._stop_timer()
         if self._lost is not None or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
             return False
@@ -151,18 +153,18 @@ class ProviderConnection(asyncio.Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """Of one that is idle: nothing has come, and it did not end."""
+        """True if an idle connection is open and has received nothing."""
         return self._lost is None and not self._held_bytes and not self._transport.is_closing()
 
     # --- waiting ---------------------------------------------------------------------------------------------
 
     async def _more(self) -> None:
-        """Until something arrives, or the connection ends, or takes what is to be written."""
+        """Wait until data arrives, the connection ends, or the write buffer drains."""
         self._resume()
         self._waiter = waiter = self._loop.create_future()
         self._waiting_since = self._loop.time()
         if self._timer is None and self._timeout is not None:
-            self._timer = self._loop.call_later(self._timeout, self._look)
+            self._timer = self._loop.call_later(self._timeout, self._check_silence)
         try:
             await waiter
         finally:
@@ -177,17 +179,17 @@ class ProviderConnection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _look(self) -> None:
-        """One timer for the whole answer, not one a piece: it looks how long the present silence is."""
+    def _check_silence(self) -> None:
+        """Fail a wait that exceeds the timeout. One timer serves all pieces of a response."""
         assert self._timeout is not None
         self._timer = None
         if self._waiter is None or self._waiter.done():
             return  # the next wait sets it again
         left = self._waiting_since + self._timeout - self._loop.time()
         if left > 0:
-            self._timer = self._loop.call_later(left, self._look)
+            self._timer = self._loop.call_later(left, self._check_silence)
         else:
-            self._waiter.set_exception(httpx.ReadTimeout(f"nothing came in {self._timeout:g} s"))
+            self._waiter.set_exception(httpx.ReadTimeout(f"no data for {self._timeout:g} s"))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -196,19 +198,19 @@ class ProviderConnection(asyncio.Protocol):
 
 
 class ProviderTransport(httpx.AsyncBaseTransport):
-    """Connections to one provider, as many as calls run, each kept for a while for the next."""
+    """Connections to one provider, one for each running call, kept for a while afterwards."""
 
     def __init__(self, trusted: ssl.SSLContext) -> None:
         self._trusted = trusted
         trusted.set_alpn_protocols(["http/1.1"])
-        #: The one that was used last is used first, so that the others can go.
+        #: The most recently used connection is taken first, so that the others expire.
         self._idle: dict[ProviderConnection, asyncio.TimerHandle] = {}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         timeouts = request.extensions.get("timeout", {})
         connection = self._take() or await self._connect(request.url, timeouts.get("connect"))
         try:
-            head = await connection.ask(request, timeouts.get("read"))
+            head = await connection.send(request, timeouts.get("read"))
         except BaseException:
             connection.abort()
             raise
@@ -252,13 +254,13 @@ class ProviderTransport(httpx.AsyncBaseTransport):
                 )
         except TimeoutError:
             raise httpx.ConnectTimeout(f"no connection in {timeout} s") from None
-        except OSError as error:  # those of TLS, too
+        except OSError as error:  # includes TLS errors
             raise httpx.ConnectError(str(error)) from None
         return connection
 
 
 class _Body(httpx.AsyncByteStream):
-    """The body of one answer. Closed before its end it breaks the connection off."""
+    """Body of one response. Closing it before its end aborts the connection."""
 
     def __init__(self, transport: ProviderTransport, connection: ProviderConnection) -> None:
         self._transport = transport

@@ -1,7 +1,7 @@
-"""What is written down of every call of a bridge, without secrets, and the latest of them in memory.
+"""Records of the calls of a bridge, without secrets; the latest are held in memory.
 
-Bounded by count and by bytes. A file of JSON lines, if one is asked for, is the only thing that is touched; it can
-be read by its owner alone.
+Bounded by count and by bytes. An optional file of JSON lines, readable by its owner only, is all that this module
+touches.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Final, overload
 
 import msgspec
 
-from holdfast.bridge.normal import Usage
+from holdfast.bridge.types import TokenUsage
 
-#: Calls that are kept in memory, and bytes of their texts: a long session of one agent, and no more memory than a
-#: few large answers take.
-KEPT_CALLS: Final = 1_000
-KEPT_BYTES: Final = 64 * 1024 * 1024
-#: Of one request or reply: a whole conversation without its images. What is over is left out from the middle.
+#: Calls in memory, and bytes of their texts: a long session of one agent, and no more memory than a few large
+#: responses take.
+MAX_CALLS: Final = 1_000
+MAX_BYTES: Final = 64 * 1024 * 1024
+#: Bytes of one request or reply: a whole conversation without its images. The middle of a longer one is omitted.
 TEXT_BYTES: Final = 1024 * 1024
 
 
 class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call, when it has ended. Texts and errors have no key in them."""
+    """One finished call. Texts and errors contain no key."""
 
     #: Counted from 1.
     number: int
@@ -32,47 +32,47 @@ class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     started_at: float
     method: str
     path: str
-    #: How the caller speaks; empty if no dialect has this route.
+    #: Dialect of the route; empty if no dialect has it.
     dialect: str = ""
     model: str = ""
     stream: bool = False
-    #: What the caller was answered; 0 if it left before.
+    #: Status of the response; 0 if the caller disconnected before it.
     status: int = 0
     request: str = ""
     reply: str = ""
-    #: How long they were, if they are cut here.
+    #: Original sizes of `request` and `reply`, which may be cut.
     request_bytes: int = 0
     reply_bytes: int = 0
-    usage: Usage | None = None
-    #: The answer did not tell its usage: it is a guess from its length.
+    usage: TokenUsage | None = None
+    #: The response had no usage: the counts are an estimate from its length.
     usage_estimated: bool = False
-    #: By the limits' prices.
+    #: Cost, by the prices of the limits.
     money: float = 0.0
     #: Seconds from the request's arrival to the first byte of the answer's body, and to its end.
     first_token: float | None = None
     latency: float = 0.0
-    #: Its caller left before the end.
+    #: The caller disconnected before the end.
     cancelled: bool = False
-    #: What went wrong, in words for the host alone.
+    #: Error for the host only.
     error: str = ""
 
 
 class CallRecords(Sequence[CallRecord]):
     """The latest calls, oldest first."""
 
-    def __init__(self, kept_calls: int = KEPT_CALLS, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, max_calls: int = MAX_CALLS, max_bytes: int = MAX_BYTES) -> None:
         self._records: deque[CallRecord] = deque()
-        self._kept_calls = kept_calls
-        self._kept_bytes = kept_bytes
+        self._max_calls = max_calls
+        self._max_bytes = max_bytes
         self._bytes = 0
-        #: All that there were, those that are kept no longer too.
+        #: Number of all calls, including those no longer held.
         self.total = 0
 
     def add(self, record: CallRecord) -> None:
         self.total += 1
         self._records.append(record)
         self._bytes += _size(record)
-        while len(self._records) > self._kept_calls or (self._bytes > self._kept_bytes and len(self._records) > 1):
+        while len(self._records) > self._max_calls or (self._bytes > self._max_bytes and len(self._records) > 1):
             self._bytes -= _size(self._records.popleft())
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class CallRecords(Sequence[CallRecord]):
 
 
 class RecordFile:
-    """Records as lines of JSON, each in one write, so that a reader sees whole lines."""
+    """Appends records as lines of JSON, each in one write, so that a reader sees whole lines."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -109,7 +109,7 @@ class RecordFile:
 
 
 class Excerpt:
-    """The beginning and the end of bytes that pass, as much as a record keeps."""
+    """Beginning and end of a byte stream, as much as a record holds."""
 
     def __init__(self, limit: int = TEXT_BYTES) -> None:
         self._head = bytearray()
@@ -125,7 +125,7 @@ class Excerpt:
             data = data[room:]
         if data:
             self._tail += data
-            # Cut when it has doubled: not a copy for every token.
+            # Trimmed only when doubled, not copied for every token.
             if len(self._tail) > 2 * self._half:
                 del self._tail[: len(self._tail) - self._half]
 

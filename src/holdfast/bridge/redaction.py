@@ -1,8 +1,8 @@
-"""Takes secrets out of what passes: whole texts, and streams in which a secret may be cut in two; pure.
+"""Removes secrets from whole texts, and from streams in which a secret may be cut in two; pure.
 
-The key of a provider is known, so it is looked for: as it is, in base64 at any alignment (`user:KEY`, `Bearer
-KEY`), behind JSON, URL and HTML escapes of any of its characters, and masked (`sk-ab***yz`). A provider that echoes
-it must not bring it into the sandbox or into a record.
+The provider's key is searched for as it is, in base64 at any alignment (`user:KEY`, `Bearer KEY`), behind JSON, URL
+and HTML escapes of any of its characters, and masked (`sk-ab***yz`), so a provider that echoes it cannot bring it
+into the sandbox or into a record.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 REDACTED: Final = b"[redacted]"
-#: What looks like a provider's key, whoever's it is: for records alone, since an agent may well write such text.
-_LOOKS_LIKE_A_KEY: Final = re.compile(
+#: Texts of the form of any provider's key: for records only, since an agent may legitimately write such text.
+_KEY_PATTERN: Final = re.compile(
     r"\b(?:sk|pk|rk|xai|gsk|hf)[-_][A-Za-z0-9_-]{16,}|\bAIza[A-Za-z0-9_-]{30,}|\b(?:[Bb]earer|BEARER)\s+[A-Za-z0-9._~+/=-]{16,}"
 )
-#: One of these is in whatever the pattern finds; most texts have none, and to look for them is a tenth of the work.
-_SIGNS: Final = ("sk-", "sk_", "pk-", "pk_", "rk-", "rk_", "xai", "gsk", "hf_", "hf-", "AIza", "earer", "EARER")
-#: A shorter text is no secret worth hiding, and would be found in every other word.
+#: Every match of the pattern contains one of these; checking them first takes a tenth of the time.
+_FRAGMENTS: Final = ("sk-", "sk_", "pk-", "pk_", "rk-", "rk_", "xai", "gsk", "hf_", "hf-", "AIza", "earer", "EARER")
+#: A shorter text is not worth hiding, and would match ordinary words.
 MIN_SECRET: Final = 6
-#: Parts of a shorter secret, in base64 or beside a mask, would be found in every other word.
+#: Parts of a shorter secret, in base64 or beside a mask, would match ordinary words.
 MIN_PARTED: Final = 12
-#: How much of a masked key must be there, and how much is at most: providers show its beginning, its end or both.
+#: Least and greatest number of visible characters of a masked key: providers show its beginning, its end or both.
 _SHOWN_HEAD: Final = 3
 _SHOWN_TAIL: Final = 3
 _SHOWN_MOST: Final = 24
-#: The longest row of mask characters: longer than any key. It bounds what a stream holds back.
+#: Longest run of mask characters: longer than any key. Bounds the bytes that a stream holds back.
 _MASK_MOST: Final = 512
 
-#: One character, as JSON, JSON in JSON, URLs and HTML may write any; the last two groups are as it is and decimal.
+#: One escaped character of JSON, JSON in JSON, URLs or HTML; the last two groups are literal and decimal.
 _ESCAPED: Final = re.compile(
     rb"\\{1,4}u00([0-9a-fA-F]{2})|%([0-9a-fA-F]{2})|&#[xX]0{0,4}([0-9a-fA-F]{2});|\\([\"/\\])|&#0{0,4}([0-9]{2,3});"
 )
-#: The beginning of one at the end of a piece.
+#: Incomplete escape at the end of a piece.
 _ESCAPE_BEGUN: Final = re.compile(
     rb"(?:\\{1,4}(?:u(?:0(?:0[0-9a-fA-F]?)?)?)?|%[0-9a-fA-F]?|&(?:#(?:[xX]?[0-9a-fA-F]{0,6})?)?)\Z"
 )
-#: Asterisks, dots, ellipses and bullets, also as JSON escapes them.
+#: Asterisks, dots, ellipses and bullets, also JSON-escaped.
 _MASK: Final = rb"(?:\*|\.|\xe2\x80\xa6|\xe2\x80\xa2|\\u2026|\\u2022)"
 _MASKS: Final = (b"**", b"..", b"\xe2\x80\xa6", b"\xe2\x80\xa2", b"\\u202")
 
 
 class Redaction:
-    """The secrets, in every way in which they are likely to be written."""
+    """A set of secrets, in all forms in which they are likely to be written."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         known = [secret.encode() for secret in secrets if len(secret) >= MIN_SECRET]
@@ -53,7 +53,7 @@ class Redaction:
         )
 
     def _set(self, forms: Iterable[bytes], masked: Iterable[bytes]) -> None:
-        # The longest first, so that no part of it is left over when a shorter form is part of a longer.
+        # Longest first: a shorter form may be part of a longer one.
         self._forms = sorted(set(forms), key=len, reverse=True)
         self._masked = sorted(set(masked))
         self._patterns = [_masked_pattern(secret) for secret in self._masked]
@@ -62,7 +62,7 @@ class Redaction:
 
     @staticmethod
     def joined(parts: Iterable[Redaction]) -> Redaction:
-        """The secrets of all of them."""
+        """Return the union of several sets."""
         whole, given = Redaction(()), list(parts)
         whole._set(
             (form for part in given for form in part._forms), (each for part in given for each in part._masked)
@@ -73,7 +73,7 @@ class Redaction:
         return self.without_masked(self.without_forms(data))
 
     def without_forms(self, data: bytes) -> bytes:
-        """Without the whole secrets, as they are and escaped."""
+        """Remove whole secrets, literal and escaped."""
         for form in self._forms:
             if form in data:
                 data = data.replace(form, REDACTED)
@@ -82,7 +82,7 @@ class Redaction:
         return data
 
     def without_masked(self, data: bytes) -> bytes:
-        """Without what masks a secret and shows a part of it."""
+        """Remove masked secrets that show a part of the key."""
         if any(mask in data for mask in _MASKS):
             for pattern in self._patterns:
                 data = pattern.sub(REDACTED, data)
@@ -91,7 +91,7 @@ class Redaction:
     def _without_escaped(self, data: bytes) -> bytes:
         plain, starts = _unescaped(data)
         for form in self._forms:
-            spans = [(starts[at], starts[at + len(form)]) for at in _places(plain, form)]
+            spans = [(starts[at], starts[at + len(form)]) for at in _positions(plain, form)]
             if spans:
                 for start, end in reversed(spans):
                     data = data[:start] + REDACTED + data[end:]
@@ -102,23 +102,23 @@ class Redaction:
         return self.whole(text.encode(errors="replace")).decode(errors="replace")
 
     def for_record(self, data: bytes) -> str:
-        """As text, without the secrets and without anything that looks like one."""
+        """Return text without the secrets and without anything of the form of a key."""
         text = self.whole(data).decode(errors="replace")
-        if not any(sign in text for sign in _SIGNS):
+        if not any(sign in text for sign in _FRAGMENTS):
             return text
-        return _LOOKS_LIKE_A_KEY.sub(REDACTED.decode(), text)
+        return _KEY_PATTERN.sub(REDACTED.decode(), text)
 
     def held(self, data: bytes) -> int:
-        """How many bytes at the end of `data` may be the beginning of a secret."""
+        """Return how many bytes at the end of `data` may be the beginning of a secret."""
         if not self._forms:
             return 0
-        # An escape takes six bytes or more for one, and a mask is longer than a key.
+        # An escape takes six bytes or more for one character, and a mask is longer than a key.
         tail = data[-max(10 * self._longest, _MASK_MOST + 2 * _SHOWN_MOST) :]
         plain, starts = _unescaped(tail)
         longest = 0
         begun = _ESCAPE_BEGUN.search(tail)
         if begun is not None:
-            # The escape may go on a secret that began before it, or begin one.
+            # The incomplete escape may continue a secret, or begin one.
             plain, starts = _unescaped(tail[: begun.start()])
             longest = len(tail) - begun.start()
         for form in self._forms:
@@ -137,7 +137,7 @@ class Redaction:
 
 
 class RedactedStream:
-    """Pieces in, pieces out. Only what may be the beginning of a secret waits for the next piece."""
+    """Redacts piece by piece. Only bytes that may begin a secret wait for the next piece."""
 
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction
@@ -147,7 +147,7 @@ class RedactedStream:
         data = self._redaction.without_forms(self._rest + piece if self._rest else piece)
         held = self._redaction.held(data)
         self._rest = data[len(data) - held :]
-        # A masked key is replaced when all of it is there: else its last characters would pass with the next piece.
+        # A masked key is replaced only when complete: otherwise its last characters would pass with the next piece.
         return self._redaction.without_masked(data[: len(data) - held] if held else data)
 
     def end(self) -> bytes:
@@ -160,14 +160,14 @@ def _forms_of(secret: bytes) -> Iterator[bytes]:
     if len(secret) < MIN_PARTED:
         return
     for offset in range(3):
-        # The characters of base64 that follow from the secret alone, whatever stands before and behind it.
+        # The base64 characters that depend on the secret alone, not on its neighbours.
         encoded = base64.b64encode(bytes(offset) + secret)
         core = encoded[-(-offset * 8 // 6) : (offset + len(secret)) * 8 // 6]
         yield core
         yield core.replace(b"+", b"-").replace(b"/", b"_")
 
 
-def _places(data: bytes, form: bytes) -> Iterator[int]:
+def _positions(data: bytes, form: bytes) -> Iterator[int]:
     at = data.find(form)
     while at >= 0:
         yield at
@@ -175,7 +175,7 @@ def _places(data: bytes, form: bytes) -> Iterator[int]:
 
 
 def _unescaped(data: bytes) -> tuple[bytes, list[int]]:
-    """The same without escapes, and where each byte of it, and the end, stands in `data`."""
+    """Return `data` without escapes, and the position in `data` of each byte and of the end."""
     plain = bytearray()
     starts: list[int] = []
     last = 0
@@ -202,7 +202,7 @@ def _masked_pattern(secret: bytes) -> re.Pattern[bytes]:
 
 
 def _masked_begun(secret: bytes) -> re.Pattern[bytes]:
-    """What may become one with the next piece: up to the end of the text."""
+    """Pattern of a masked secret that may continue in the next piece."""
     head, tail = secret[:_SHOWN_MOST], secret[-_SHOWN_MOST:]
     parts = {tail[a:b] for a in range(len(tail)) for b in range(a + 1, len(tail) + 1)}
     some_tail = b"|".join(map(re.escape, sorted(parts, key=len, reverse=True)))
@@ -216,7 +216,7 @@ def _masks(least: int) -> bytes:
 
 
 def _head(text: bytes, least: int) -> bytes:
-    """At least so much of the beginning of `text`, and as much as there is."""
+    """Pattern of at least `least` characters of the beginning of `text`, greedy."""
     pattern = b""
     for at in range(len(text) - 1, least - 1, -1):
         pattern = rb"(?:%s%s)?" % (re.escape(text[at : at + 1]), pattern)
@@ -224,5 +224,5 @@ def _head(text: bytes, least: int) -> bytes:
 
 
 def _tail(text: bytes, least: int) -> bytes:
-    """At least so much of the end of `text`: the longest first."""
+    """Pattern of at least `least` characters of the end of `text`, longest first."""
     return rb"(?:" + b"|".join(re.escape(text[at:]) for at in range(len(text) - least + 1)) + rb")"

@@ -1,6 +1,6 @@
 """Server-sent events as bytes: written whole, read piece by piece; pure.
 
-The reader holds one unfinished event at most, and drops an event that grows past its limit rather than hold it.
+The reader buffers at most one incomplete event, and drops an event that exceeds its limit.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-#: The largest event that the reader keeps. The largest that providers send is a final one with the whole answer.
+#: Largest event that the reader accepts. The largest that providers send is a final one with the whole reply.
 EVENT_BYTES: Final = 16 * 1024 * 1024
 
 CONTENT_TYPE: Final = "text/event-stream; charset=utf-8"
@@ -24,14 +24,14 @@ class ServerSentEvent(msgspec.Struct, frozen=True):
 
 
 def sse(data: Mapping[str, Any] | bytes, event: str = "") -> bytes:
-    """One event. The data is one line: compact JSON has no line ends in it."""
+    """Return one event. The data is one line: compact JSON contains no line breaks."""
     body = data if isinstance(data, bytes) else msgspec.json.encode(data)
     head = b"event: " + event.encode() + b"\n" if event else b""
     return head + b"data: " + body + b"\n\n"
 
 
 class SseReader:
-    """Bytes in, events out. Lines end with LF, CR or CR LF, as the standard allows."""
+    """Parses bytes into events. Lines end with LF, CR or CR LF, as the standard allows."""
 
     def __init__(self, limit: int = EVENT_BYTES) -> None:
         self._limit = limit
@@ -44,7 +44,7 @@ class SseReader:
 
     @property
     def is_between_events(self) -> bool:
-        """Whether the next byte begins an event."""
+        """True if the next byte begins an event."""
         return not (self._line or self._data or self._event or self._too_long or self._after_cr)
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
@@ -72,7 +72,7 @@ class SseReader:
         if len(self._line) + self._size + len(piece) > self._limit:
             self._too_long = True
         if self._too_long:
-            # An empty line ends the event, so whether the line is empty is all that must still be known.
+            # An empty line ends the event, so only the emptiness of the line matters now.
             self._data, self._size = [], 0
             self._line[:] = b":" if self._line or piece else b""
         else:

@@ -1,8 +1,7 @@
-"""A provider of models, real or local, to which requests are passed on as they are.
+"""A provider of models, real or local, to which requests are forwarded.
 
-The only module that holds a provider's key; `provider_transport` has the connections. The key is put into the
-request here and looked for in everything that comes back; a caller in the sandbox can neither see it nor send it
-elsewhere.
+The only module that holds a provider's key; `provider_transport` has the connections. The key is added to requests
+here and redacted from everything that comes back; a caller in the sandbox can neither see it nor send it elsewhere.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
 
     import httpx
 
-#: How a key is shown to a provider; `auto` goes by who is asked for (see `_KEY_HEADERS`).
+#: How a key is sent to a provider; `auto` depends on the dialect (see `_KEY_HEADERS`).
 Auth = Literal["auto", "bearer", "x-api-key", "x-goog-api-key"]
 
-#: Headers of a request that are passed on. A list of what is allowed, because a header can choose who pays
+#: Request headers that are forwarded. An allow-list, because a header can select the account that pays
 #: (`openai-organization`, `x-goog-user-project`) or be a key of the agent's own.
 _TO_PROVIDER: Final = (
     *("accept", "accept-language", "content-type", "user-agent", "idempotency-key", "x-stainless-*"),
@@ -35,43 +34,42 @@ _TO_PROVIDER: Final = (
     *("openai-beta", "x-goog-api-client", "x-client-request-id", "originator", "version"),
     *("session_id", "conversation_id", "x-codex-*"),
 )
-#: And of an answer: what it is, when to try again, and how to name it to the provider. No cookies, nothing of the
-#: connection, and not whose account it is.
+#: Response headers that are forwarded: content, retry and request ids. No cookies, no connection headers, and no
+#: account names.
 _TO_CALLER: Final = (
     *("content-type", "cache-control", "retry-after", "retry-after-ms", "x-should-retry"),
     *("request-id", "x-request-id", "openai-model", "openai-processing-ms", "openai-version", "x-codex-*"),
     *("x-ratelimit-*", "anthropic-ratelimit-*"),
 )
 _KEY_HEADERS: Final = {"anthropic": "x-api-key", "google": "x-goog-api-key"}
-#: The most that is read of an error: enough for every provider's words.
+#: Most bytes that are read of an error response: enough for every provider.
 ERROR_BYTES: Final = 1024 * 1024
-#: Seconds until a provider accepts a connection, and that it may be silent in the middle of an answer.
+#: Seconds until a provider accepts a connection, and of silence in the middle of a response.
 CONNECT_SECONDS: Final = 30.0
 SILENCE_SECONDS: Final = 600.0
-#: Of an agent that tells none: gates before some providers refuse whoever has no name.
+#: Sent for agents without one: gateways of some providers reject requests without a user agent.
 USER_AGENT: Final = "holdfast"
 
 
 class ProviderFailed(HoldfastError):
-    """The provider could not be asked, or gave no answer. `status` is what the caller is told."""
+    """The provider could not be reached, or did not respond. `status` is sent to the caller."""
 
     fault = "transport"
 
     def __init__(self, status: int, message: str, detail: str = "") -> None:
         super().__init__(message)
         self.status = status
-        #: For the host alone.
+        #: For the host only.
         self.detail = detail or message
 
 
 class Upstream:
-    """Where requests are passed on to. The key stays on the host.
+    """A provider that requests are forwarded to. The key stays on the host.
 
-    `base_url` may end with the version (`https://api.openai.com/v1`) or not. `model` is put in the place of
-    whatever model the agent asks for. `headers` are added to every request, and their values kept from the sandbox
-    as the key is. `forward` names further headers of the agent's that are passed on (`*` stands for any text).
-    `timeout` is how many seconds the provider may be silent. `ca_file` holds certificates to trust instead of the
-    machine's.
+    `base_url` may end with the version (`https://api.openai.com/v1`) or not. `model` replaces the model that the
+    agent requests. `headers` are added to every request, and their values are redacted like the key. `forward`
+    names further headers of the agent that are forwarded (`*` is a wildcard). `timeout` is how many seconds the
+    provider may be silent. `ca_file` holds certificates to trust instead of the machine's.
     """
 
     def __init__(
@@ -93,11 +91,9 @@ class Upstream:
                 f"base_url {parts.scheme}://{parts.hostname or ''}: must be http:// or https:// and a host"
             )
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise InvalidParams(
-                "base_url: a user, a password or a query does not belong there; give api_key or headers"
-            )
+            raise InvalidParams("base_url: a user, a password or a query is not allowed; use api_key or headers")
         if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key):
-            raise InvalidParams("api_key: has a character that no header can carry; is there a line end in it?")
+            raise InvalidParams("api_key: has a character that no header can carry; does it contain a line break?")
         self.base_url = base_url.rstrip("/")
         self.model = model
         self.auth = auth
@@ -107,7 +103,7 @@ class Upstream:
         self._forward = (*_TO_PROVIDER, *(name.lower() for name in forward))
         self._headers = {name.lower(): value for name, value in (headers or {}).items()}
         self._key = api_key
-        # Of `Bearer KEY` and the like the key alone, too: an echo may come without the word before it.
+        # Also the part after `Bearer`: an echo may omit the scheme.
         given = [part for value in self._headers.values() for part in (value, value.partition(" ")[2])]
         self.redaction = Redaction([*([api_key] if api_key else []), *given])
 
@@ -115,11 +111,11 @@ class Upstream:
         return f"Upstream({self.base_url!r})"
 
     def url(self, request: HttpRequest) -> str:
-        """Where a request goes. A version at the end of `base_url` is not said twice."""
+        """Return the URL of a request, without repeating a version that `base_url` ends with."""
         path = request.path
-        # A client library takes dots out of a path, and would so ask for what no limit has looked at.
+        # A client library resolves dots in a path, which would reach routes that no limit has checked.
         if {".", ".."} & set(unquote(path).replace("\\", "/").split("/")):
-            raise InvalidParams(f"path {path!r}: has a part that leads elsewhere")
+            raise InvalidParams(f"path {path!r}: contains `.` or `..`")
         version = self.base_url.rpartition("/")[2]
         if path.startswith(f"/{version}/"):
             path = path[len(version) + 1 :]
@@ -127,21 +123,20 @@ class Upstream:
         return f"{self.base_url}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
 
     def headers_for(self, request: HttpRequest, dialect: str) -> dict[str, str]:
-        """What the provider is told: the agent's headers that are allowed, the key, and what `headers` adds."""
+        """Return the headers for the provider: allowed headers of the agent, the key, and those of `headers`."""
         headers = {name: value for name, value in request.headers if _is_among(name, self._forward)}
         if self._key is not None:
             how = _KEY_HEADERS.get(dialect, "bearer") if self.auth == "auto" else self.auth
             name, value = ("authorization", f"Bearer {self._key}") if how == "bearer" else (how, self._key)
             headers[name] = value
         headers.update(self._headers)
-        # Tokens are counted and the key is looked for as the answer passes; that needs plain bytes. Between the
-        # provider and the host they travel once, so there is little that compression would save.
+        # Counting tokens and redacting the key need plain bytes; compression would save little on one hop.
         headers["accept-encoding"] = "identity"
         return headers
 
 
 class ProviderAnswer:
-    """How the provider answers: status, headers for the caller, and the body as it comes, without the key."""
+    """Response of the provider: status, forwarded headers, and the body as it arrives, without the key."""
 
     def __init__(self, response: httpx.Response, redaction: Redaction) -> None:
         self.status = response.status_code
@@ -153,11 +148,11 @@ class ProviderAnswer:
         self._redaction = redaction
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Each piece as it comes from the network, no two of them joined."""
+        """Yield each piece as it arrives from the network."""
         stream = RedactedStream(self._redaction)
-        # A provider that compresses though it was asked not to is decoded, and the header is not passed on.
+        # A provider that compresses despite `identity` is decoded, and the header is not forwarded.
         encoded = self._response.headers.get("content-encoding", "identity") != "identity"
-        # Both are generators; that they can be closed is not in their types.
+        # Both are generators; their types do not include `aclose`.
         taken = self._response.aiter_bytes() if encoded else self._response.aiter_raw()
         source = cast("AsyncGenerator[bytes, None]", taken)
         async with aclosing(source):
@@ -169,7 +164,7 @@ class ProviderAnswer:
             yield rest
 
     async def whole(self, limit: int = ERROR_BYTES) -> bytes:
-        """The body of an error, as much of it as `limit`."""
+        """Return the body of an error, up to `limit` bytes."""
         body = bytearray()
         async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:
@@ -179,16 +174,16 @@ class ProviderAnswer:
         return bytes(body[:limit])
 
 
-class UpstreamSession:
-    """Connections to a provider, kept open between calls, from the first call until `aclose`."""
+class ProviderClient:
+    """Connections to one provider, kept open between calls, from the first call until `aclose`."""
 
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
         self._transport: httpx.AsyncBaseTransport | None = None
 
     @asynccontextmanager
-    async def ask(self, request: HttpRequest, dialect: str) -> AsyncIterator[ProviderAnswer]:
-        """The answer to a request, for the length of the block; leaving it breaks off what still comes."""
+    async def send(self, request: HttpRequest, dialect: str) -> AsyncIterator[ProviderAnswer]:
+        """Send a request and yield its response; leaving the block aborts the rest of it."""
         import httpx
 
         upstream = self.upstream
@@ -196,18 +191,18 @@ class UpstreamSession:
         timeouts = {"connect": upstream.connect_timeout, "pool": None}
         timeouts |= {"read": upstream.timeout, "write": upstream.timeout}
         with _translated():
-            asked = httpx.Request(
+            outgoing = httpx.Request(
                 request.method,
                 upstream.url(request),
                 headers={"user-agent": USER_AGENT, **upstream.headers_for(request, dialect)},
                 content=request.body,
                 extensions={"timeout": timeouts},
             )
-            # The transport, without a client around it: nothing is to be followed, retried or remembered.
-            response = await transport.handle_async_request(asked)
+            # The transport without a client around it: no redirects, retries or cookies.
+            response = await transport.handle_async_request(outgoing)
         async with aclosing(response):
             if response.is_redirect:
-                # Not followed: the key would go wherever it says.
+                # Not followed: the key would be sent to another address.
                 message = "the provider redirects, and the bridge does not follow"
                 raise ProviderFailed(502, message, f"{message}: set another base_url")
             yield ProviderAnswer(response, upstream.redaction)
@@ -219,7 +214,7 @@ class UpstreamSession:
 
 
 def require_httpx() -> None:
-    """Passing on to a provider needs httpx, which nothing else here does."""
+    """Raise InvalidParams unless httpx is installed; only forwarding to a provider needs it."""
     try:
         import httpx  # noqa: F401
     except ModuleNotFoundError:
@@ -248,12 +243,12 @@ def _new_transport(upstream: Upstream) -> httpx.AsyncBaseTransport:
     proxy = _proxy_for(upstream.base_url)
     if proxy is None:
         return ProviderTransport(trusted)
-    # httpx knows the way through a proxy. The bridge's own `concurrency` bounds the connections.
+    # httpx implements proxies. The bridge's own `concurrency` bounds the connections.
     return httpx.AsyncHTTPTransport(verify=trusted, proxy=proxy, limits=httpx.Limits(max_connections=None))
 
 
 def _proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for a URL."""
+    """Return the proxy that the environment names for a URL."""
     parts = urlsplit(url)
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
@@ -264,7 +259,7 @@ def _proxy_for(url: str) -> str | None:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Errors of the network as ours. What the caller is told names no address: that is the host's business."""
+    """Translate network errors. Messages for the caller contain no address; the host's detail does."""
     import httpx
 
     try:

@@ -1,1 +1,1 @@
-"""The caller's half: a connection that comes back by itself, and processes over it. Runs on Linux and macOS."""
+"""The client: connections that reconnect, and handles on processes, shells, terminals and files. Linux, macOS."""

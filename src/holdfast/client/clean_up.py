@@ -1,7 +1,7 @@
-"""Work that undoes something in a sandbox for a caller that was cancelled: a kill, a close, an upload given up.
+"""Clean-up in a sandbox for a cancelled caller: a kill, a close, an abandoned upload.
 
-A cancelled caller must return soon, and the sandbox may be out of reach for a minute. So the work belongs to the
-connection, which runs it to its end in the background or gives it up when it is closed. Pure asyncio.
+A cancelled caller must return soon, and the sandbox may be unreachable for a minute. So the connection owns the
+work: it runs in the background, or is cancelled when the connection is closed. Pure asyncio.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ T = TypeVar("T")
 
 @runtime_checkable
 class CleansUp(Protocol):
-    """What reaches a sandbox over a connection, which can be down."""
+    """An API over a connection, which can be down."""
 
     async def clean_up(self, work: Coroutine[Any, Any, Any]) -> bool: ...
 
 
 async def clean_up(api: object, work: Coroutine[Any, Any, Any]) -> bool:
-    """Do `work` through `api`, and return whether it is done: over a connection that is down it is only begun.
+    """Run `work` through `api`, and return whether it is done; while the connection is down it is only started.
 
-    A cancellation ends the wait and not the work. Raises what `work` raises while it is waited for.
+    A cancellation ends the wait and not the work. Raises the error of `work` while it is awaited.
     """
     if isinstance(api, CleansUp):
         return await api.clean_up(work)
@@ -36,16 +36,16 @@ async def clean_up(api: object, work: Coroutine[Any, Any, Any]) -> bool:
 async def clean_up_cancelled(
     api: object, work: Coroutine[Any, Any, Any], cancelled: asyncio.CancelledError
 ) -> None:
-    """`clean_up` on the way out of a cancelled call. A failure becomes a note: the cancellation goes first."""
+    """`clean_up` for a cancelled call. A failure becomes a note of the cancellation, which is raised."""
     try:
         if not await clean_up(api, work):
-            cancelled.add_note("the sandbox is out of reach: it is cleaned up once the connection is back")
+            cancelled.add_note("the sandbox is unreachable: clean-up continues once the connection is restored")
     except HoldfastError as error:
         cancelled.add_note(f"the command could not be killed: {error}")
 
 
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, which goes on if the caller is cancelled; its error is then of no interest."""
+    """Await `work`, which continues if the caller is cancelled; its error is then ignored."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

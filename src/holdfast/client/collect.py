@@ -1,7 +1,7 @@
-"""Bounded gathering of output: the latest bytes, the first and the latest bytes, and the search for a pattern.
+"""Bounded buffers for output: the latest bytes, the first and the latest bytes, and the search for a pattern.
 
-Everything here is pure and works on bytes, so that a character which is split over two chunks stays whole and no
-output is too large: each class holds at most the bytes that it was told to keep.
+Pure. Works on bytes, so that a character that is split over two chunks stays whole; each class holds a bounded
+number of bytes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from holdfast.types import ExitStatus, OutputChunk, OutputGap, Stream, Struct
 
 MIB: Final = 1024 * 1024
 
-#: How far back a regular expression may reach: a match longer than this is not found.
+#: The bytes that a regular expression searches: a longer match is not found.
 SEARCH_WINDOW_BYTES: Final = 64 * 1024
-#: How much of the latest output an error message shows, and of each stream the `repr` of a result.
+#: The latest output in an error message, and the part of each stream in the `repr` of a result.
 SHOWN_TAIL_BYTES: Final = 2_000
 
 
 def unfinished_character(data: bytes | bytearray) -> int:
-    """How many bytes at the end begin a UTF-8 character that is not complete: 0 to 3."""
+    """The number of bytes at the end that begin an incomplete UTF-8 character: 0 to 3."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:
@@ -32,7 +32,7 @@ def unfinished_character(data: bytes | bytearray) -> int:
 
 
 def leading_continuation(data: bytes | bytearray) -> int:
-    """How many bytes at the start belong to a UTF-8 character whose beginning is cut off: 0 to 3."""
+    """The number of bytes at the start that continue a cut UTF-8 character: 0 to 3."""
     count = 0
     while count < min(3, len(data)) and data[count] & 0xC0 == 0x80:
         count += 1
@@ -46,7 +46,7 @@ def _cut(data: bytearray, length: int) -> bytes:
 
 
 def shown(data: bytes | str) -> str:
-    """`data` as `repr` shows it, the middle of a long one left out."""
+    """The `repr` of `data`, without the middle if it is long."""
     if len(data) <= SHOWN_TAIL_BYTES:
         return repr(data)
     half = SHOWN_TAIL_BYTES // 2
@@ -54,12 +54,12 @@ def shown(data: bytes | str) -> str:
 
 
 class TailBuffer:
-    """The most recent `limit` bytes of what was appended."""
+    """The most recent `limit` bytes of the appended data."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._data = bytearray()
-        #: Bytes that came before the kept ones.
+        #: The number of bytes before the held ones.
         self.dropped = 0
 
     def __len__(self) -> int:
@@ -73,16 +73,16 @@ class TailBuffer:
             self.dropped += excess
 
     def skip(self, length: int) -> None:
-        """Bytes of the stream that never reached us."""
+        """Count bytes of the stream that were lost."""
         self.dropped += length
 
     def clear(self) -> None:
-        """Forget the kept bytes; they count as dropped."""
+        """Drop the held bytes."""
         self.dropped += len(self._data)
         self._data.clear()
 
     def cut_unfinished(self) -> bytes:
-        """Take back the beginning of a character at the end."""
+        """Remove and return an incomplete character at the end."""
         return _cut(self._data, unfinished_character(self._data))
 
     def value(self) -> bytes:
@@ -95,7 +95,7 @@ class StreamTails:
     def __init__(self, limit: int) -> None:
         self.stdout = TailBuffer(limit)
         self.stderr = TailBuffer(limit)
-        #: Bytes in gaps: they never reached us.
+        #: Bytes in gaps.
         self.lost = 0
 
     def take(self, event: OutputChunk | OutputGap) -> None:
@@ -103,8 +103,8 @@ class StreamTails:
         if isinstance(event, OutputChunk):
             buffer.append(event.data)
         else:
-            # The two sides of a gap must not be joined as if they belonged together. The sandbox keeps the latest
-            # part of a stream, so what follows is what the caller wants.
+            # The two sides of a gap must not be joined. The sandbox retains the latest part of a stream, so the
+            # output after the gap is kept.
             buffer.clear()
             buffer.skip(event.length)
             self.lost += event.length
@@ -115,10 +115,10 @@ class StreamTails:
 
 
 class Collected(Struct, frozen=True):
-    """One bounded window of output, all streams in the order in which they were printed.
+    """One bounded window of output, all streams in the printed order.
 
-    `head` is followed by `tail`; between the two exactly `omitted_bytes` are left out. Without omission `tail` is
-    empty or simply continues `head`.
+    Between `head` and `tail` exactly `omitted_bytes` are left out. If there are none, `tail` is empty or continues
+    `head`.
     """
 
     head: bytes
@@ -143,12 +143,12 @@ class Collected(Struct, frozen=True):
 
     @property
     def output(self) -> bytes:
-        """Head and tail joined, with nothing put between them."""
+        """Head and tail joined, with nothing between them."""
         return self.head + self.tail
 
     @property
     def text(self) -> str:
-        """The output as text; where bytes are left out, a line says how many."""
+        """The output as text, with a line in place of omitted bytes."""
         if not self.omitted_bytes:
             return self.output.decode("utf-8", "replace")
         mark = f"\n[... {self.omitted_bytes} bytes omitted ...]\n"
@@ -156,7 +156,7 @@ class Collected(Struct, frozen=True):
 
 
 class HeadTailBuffer:
-    """The first and the latest bytes of a window, `limit` together; what is between is counted, not kept."""
+    """The first and the latest bytes of a window, together at most `limit`; those between are counted."""
 
     def __init__(self, limit: int) -> None:
         self._head = bytearray()
@@ -173,19 +173,19 @@ class HeadTailBuffer:
             self._tail.append(data)
 
     def skip(self, length: int) -> None:
-        """Bytes that are no longer kept by the sandbox. The head ends here, and the tail begins anew after it."""
+        """Count bytes that the sandbox no longer retains. The head ends here, and the tail begins again."""
         self._head_room = 0
         self._tail.clear()
         self._tail.skip(length)
 
     def cut_unfinished(self) -> bytes:
-        """Take back the beginning of a character at the end: it belongs to the next window, with its rest."""
+        """Remove and return an incomplete character at the end, for the next window."""
         if len(self._tail):
             return self._tail.cut_unfinished()
         return _cut(self._head, unfinished_character(self._head))
 
     def collected(self, *, exit: ExitStatus | None = None, elapsed: float = 0.0) -> Collected:
-        """The window. Where bytes are left out, the cut is moved so that it splits no UTF-8 character."""
+        """The window. The cut around omitted bytes is moved so that it splits no UTF-8 character."""
         head, tail, omitted = bytes(self._head), self._tail.value(), self._tail.dropped
         if omitted:
             split = unfinished_character(head)
@@ -197,19 +197,19 @@ class HeadTailBuffer:
 
 
 class OutputMatch(Struct, frozen=True):
-    """Where a pattern was found: `data` at `offset` of `stream`. `seq` is that of the chunk which completed it."""
+    """A match of a pattern: `data` at `offset` of `stream`. `seq` is that of the chunk that completed it."""
 
     stream: Stream
     offset: int
     data: bytes
     seq: int
     groups: tuple[bytes | None, ...] = ()
-    #: A position before the chunk in which the match ends: `seq` is behind the rest of that chunk.
+    #: A position before the chunk in which the match ends; `seq` is after that whole chunk.
     before: int = 0
 
     @property
     def end(self) -> int:
-        """Where in the stream what follows the match begins."""
+        """The offset in the stream directly after the match."""
         return self.offset + len(self.data)
 
     @property
@@ -221,25 +221,25 @@ Pattern = str | bytes | re.Pattern[str] | re.Pattern[bytes]
 
 
 class OutputSearch:
-    """Looks for a pattern in each stream, over chunk boundaries, holding `SEARCH_WINDOW_BYTES` a stream.
+    """Searches each stream for a pattern, across chunk boundaries, holding `SEARCH_WINDOW_BYTES` a stream.
 
-    A str or bytes pattern is looked for as it stands; a compiled one is a regular expression. It matches as soon
-    as it can: `\\d+` is content with the first digit. `since` is the position that is read from, or an earlier
-    match, behind which the search begins: then `since` is to be read from.
+    A str or bytes pattern is literal; a compiled one is a regular expression. It matches as soon as it can: `\\d+`
+    matches the first digit. `since` is the position to read from, or an earlier match after which to search; the
+    attribute `since` is then the position to read from.
     """
 
     def __init__(self, pattern: Pattern, since: int | OutputMatch = 0) -> None:
         self.pattern = pattern
         self._after = since if isinstance(since, OutputMatch) else None
         self.since = since.before if isinstance(since, OutputMatch) else since
-        #: The position before the chunk that is looked at, and the one behind it.
+        #: The positions before and after the current chunk.
         self._before = self._seq = self.since
         self._windows: dict[Stream, bytearray] = {}
-        #: For each chunk of a window its offset, and the position before it.
+        #: The offset of each chunk of a window, and the position before it.
         self._chunks: dict[Stream, deque[tuple[int, int]]] = {}
         self._tail = TailBuffer(SHOWN_TAIL_BYTES)
         literal = pattern.encode() if isinstance(pattern, str) else pattern if isinstance(pattern, bytes) else None
-        # A literal needs no more than what could be its beginning.
+        # For a literal, only its possible beginning needs to be held.
         self._keep = SEARCH_WINDOW_BYTES if literal is None else max(len(literal) - 1, 0)
         self._bytes_pattern: re.Pattern[bytes] | None = None
         self._text_pattern: re.Pattern[str] | None = None
@@ -252,19 +252,19 @@ class OutputSearch:
                 self._text_pattern = re.compile(pattern)
 
     def feed(self, event: OutputChunk | OutputGap, before: int | None = None) -> OutputMatch | None:
-        """Take the next piece of output; the match that it completes, if any.
+        """Search the next piece of output; returns the match that it completes, if any.
 
-        `before` is what a match that ends in it has as `before`; without it the position of the piece before.
+        `before` is the `before` of a match that ends in it; the default is the position of the previous piece.
         """
         if isinstance(event, OutputGap):
-            # What comes after a gap does not continue what came before it.
+            # Output after a gap does not continue the output before it.
             self._windows.pop(event.stream, None)
             self._chunks.pop(event.stream, None)
             return None
         if before is not None:
             self._before = before
         elif event.seq != self._seq:
-            # A chunk of which the middle is lost comes as two with the same position.
+            # A chunk with a lost middle arrives as two chunks with the same position.
             self._before, self._seq = self._seq, event.seq
         offset, printed = event.offset, event.data
         if self._after is not None and event.seq <= self._after.seq and event.stream != self._after.stream:
@@ -305,7 +305,7 @@ class OutputSearch:
         return len(_as_bytes(text[: match.start()])), _as_bytes(match.group()), groups
 
     def describe(self, latest: bytes = b"") -> str:
-        """The pattern, and the latest output, for an error message; `latest` is shown if none was searched."""
+        """The pattern and the latest output, for an error message; `latest` is used if nothing was searched."""
         shown = self.pattern.pattern if isinstance(self.pattern, re.Pattern) else self.pattern
         tail = (self._tail.value() or latest).decode("utf-8", "replace")
         return f"{shown!r}; its output ends with {tail!r}" if tail else f"{shown!r}; it printed nothing"

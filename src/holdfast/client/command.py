@@ -1,7 +1,7 @@
-"""What `exec` and `exec_remote` share: a command's start, its input, its kill, its result, and the run to its end.
+"""The parts that `exec` and `exec_remote` share: starting a command, its input, kill, result, and run to the end.
 
-A command has ended when its leader has. What it printed before that is complete; what children that it left behind
-print later is not waited for, and the children stay. Everything goes through `ExecApi`.
+A command has ended when its leader process has. Output up to then is complete; later output of child processes is
+not awaited, and they continue. All calls go through `ExecApi`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import Final, Literal, Protocol, runtime_checkable
 from holdfast.client.clean_up import clean_up_cancelled, shielded
 from holdfast.client.collect import MIB, StreamTails, leading_continuation, shown
 from holdfast.client.defaults import StrPath
-from holdfast.client.process import READER_WINDOW_BYTES, write_pieces
+from holdfast.client.process import write_pieces
 from holdfast.errors import (
+    EXIT_NOT_EXECUTABLE,
+    EXIT_NOT_FOUND,
     CommandNotFound,
     DuplicateProcess,
     HoldfastError,
@@ -32,40 +34,41 @@ from holdfast.errors import (
 from holdfast.exec_api import EventStream, ExecApi
 from holdfast.types import Exited, OutputChunk, OutputGap, ProcessInfo, ProcessSpec, Struct
 
-#: What becomes of a command that is not there or cannot be executed: an error, or a result as from a shell.
+#: How a missing or non-executable command is reported: an error, or a result as from a shell.
 StartErrors = Literal["raise", "result"]
-#: Kept of each stream of a command; of more, the most recent.
+#: The retained output of each stream of a command: the most recent part.
 OUTPUT_LIMIT_BYTES: Final = 10 * MIB
-#: How long a killed command has for its end to be told. The kill itself waits until nothing is left, so this is
-#: only ever used up where the sandbox does not answer.
+#: How long to wait for the exit event of a killed command. The kill returns when no process is left, so this time
+#: passes only if the sandbox does not answer.
 _END_AFTER_KILL_SECONDS: Final = 5.0
 
 
 class ExecResult(Struct, frozen=True):
-    """What a command came to. Of each stream the most recent 10 MiB are here; `truncated`: something is missing."""
+    """The result of a command: its exit code and the most recent 10 MiB of each stream."""
 
-    returncode: int
+    exit_code: int
     stdout_bytes: bytes
     stderr_bytes: bytes
+    #: Output is missing.
     truncated: bool = False
-    #: How much each stream printed before what is here.
+    #: How much each stream printed before the part that is here.
     omitted_stdout_bytes: int = 0
     omitted_stderr_bytes: int = 0
 
     def __repr__(self) -> str:
         return (
-            f"ExecResult(returncode={self.returncode}, stdout_bytes={shown(self.stdout_bytes)}, "
+            f"ExecResult(exit_code={self.exit_code}, stdout_bytes={shown(self.stdout_bytes)}, "
             f"stderr_bytes={shown(self.stderr_bytes)}, truncated={self.truncated})"
         )
 
     @property
-    def exit_code(self) -> int:
-        """The same as `returncode`, by the name that all other results have."""
-        return self.returncode
+    def returncode(self) -> int:
+        """The exit code, by the name that `subprocess` uses."""
+        return self.exit_code
 
     @property
     def success(self) -> bool:
-        return self.returncode == 0
+        return self.exit_code == 0
 
     @property
     def stdout(self) -> str:
@@ -79,7 +82,7 @@ class ExecResult(Struct, frozen=True):
 
 
 def check_command(cmd: Sequence[StrPath]) -> tuple[str, ...]:
-    """The argument vector. A plain string would fall apart into its characters."""
+    """Check and return the argument vector. A plain string, which is a sequence of characters, is refused."""
     if isinstance(cmd, str | bytes):
         raise InvalidParams(f"cmd: a list of arguments, not a string; for a shell use ['sh', '-c', {cmd!r}]")
     if not cmd:
@@ -94,7 +97,7 @@ def check_command(cmd: Sequence[StrPath]) -> tuple[str, ...]:
 
 
 def retry_timeouts(timeout: float | None, retry: bool) -> tuple[float | None, ...]:
-    """The time of each attempt: the whole, then half of it and at most 60 s, then a quarter and at most 30 s."""
+    """The timeout of each attempt: all of it, then half but at most 60 s, then a quarter but at most 30 s."""
     if timeout is None or not retry:
         return (timeout,)
     return (timeout, min(timeout / 2, 60.0), min(timeout / 4, 30.0))
@@ -110,17 +113,17 @@ class StartsStreaming(Protocol):
 
 
 async def start_streaming(api: ExecApi, spec: ProcessSpec) -> tuple[ProcessInfo, EventStream]:
-    """Start a process and read it from its first byte, in one round trip where the implementation can."""
+    """Start a process and read it from its first byte, in one round trip if the implementation can."""
     if isinstance(api, StartsStreaming):
-        return await api.start_streaming(spec, window=READER_WINDOW_BYTES)
+        return await api.start_streaming(spec)
     info = await api.start(spec)
-    return info, api.events(spec.process_id, window=READER_WINDOW_BYTES)
+    return info, api.events(spec.process_id)
 
 
 async def start_or_attach(api: ExecApi, spec: ProcessSpec) -> tuple[ProcessInfo, EventStream, bool]:
-    """As `start_streaming`; where the same command has this id already, read that one. Whether it was started now.
+    """As `start_streaming`, but attach if the same command already has this id; also whether it was started now.
 
-    `DuplicateProcess` if the id is another command's.
+    `DuplicateProcess` if another command has the id.
     """
     try:
         return *await start_streaming(api, spec), True
@@ -128,7 +131,7 @@ async def start_or_attach(api: ExecApi, spec: ProcessSpec) -> tuple[ProcessInfo,
         info = await api.describe(spec.process_id)
         if info.argv != spec.argv or info.tty:
             raise
-        return info, api.events(spec.process_id, window=READER_WINDOW_BYTES), False
+        return info, api.events(spec.process_id), False
 
 
 def result_of(printed: StreamTails, exit_code: int) -> ExecResult:
@@ -137,11 +140,11 @@ def result_of(printed: StreamTails, exit_code: int) -> ExecResult:
 
 
 def timeout_error(printed: StreamTails, argv: Sequence[str], timeout: float, *retries: float) -> TimeoutError:
-    """The error that names the time which the caller gave, and that of each further attempt."""
+    """The error with the timeout that the caller gave and that of each further attempt."""
     so_far = result_of(printed, -1)
     command = shlex.join(argv)
     shown = command if len(command) <= 200 else command[:200] + "..."
-    again = f", nor when it was run again for {' and '.join(f'{each:g} s' for each in retries)}" if retries else ""
+    again = f", nor when repeated for {' and '.join(f'{each:g} s' for each in retries)}" if retries else ""
     return TimeoutError(
         f"not ended within {timeout:g} s{again}, so it was killed with all that it had started: {shown}",
         stdout=so_far.stdout,
@@ -150,13 +153,13 @@ def timeout_error(printed: StreamTails, argv: Sequence[str], timeout: float, *re
 
 
 async def kill_now(api: ExecApi, process_id: str) -> None:
-    """KILL the whole tree. An unknown process has nothing to kill: its start did not get that far."""
+    """KILL the whole tree. An unknown process was not started, so there is nothing to kill."""
     with contextlib.suppress(UnknownProcess):
         await api.terminate(process_id, force=True)
 
 
 async def feed(api: ExecApi, process_id: str, input: str | bytes | None, close: bool, turn: asyncio.Lock) -> None:
-    """Write the input of a command. That it ends, or closes stdin, without reading all of it is its right."""
+    """Write the input of a command, which may end or close its stdin before it has read everything."""
     try:
         if input:
             await write_pieces(api, process_id, input, turn)
@@ -165,14 +168,15 @@ async def feed(api: ExecApi, process_id: str, input: str | bytes | None, close: 
     except StdinClosed:
         return
     except HoldfastError:
-        # With half of its input a command may wait for ever, or do half of its work.
+        # With half of its input a command might wait for ever, or do half of its work.
         await kill_now(api, process_id)
         raise
 
 
 def not_started(error: CommandNotFound | NotExecutable) -> tuple[int, str]:
     """The exit code and the line on stderr by which a shell reports a command that cannot be started."""
-    return (127 if isinstance(error, CommandNotFound) else 126), f"{error.message}\n"
+    exit_code = EXIT_NOT_FOUND if isinstance(error, CommandNotFound) else EXIT_NOT_EXECUTABLE
+    return exit_code, f"{error.message}\n"
 
 
 async def run_command(
@@ -187,19 +191,19 @@ async def run_command(
 ) -> ExecResult:
     """Run a command to its end. A timeout or a cancellation kills its tree before it is raised.
 
-    `attach`: the same command under the same id is read, and not started a second time. `earlier` are the times of
-    attempts that timed out before this one.
+    With `attach`, the same command under the same id is read and not started again. `earlier` are the timeouts of
+    the attempts before this one.
     """
-    run = _Run(api, spec, attach=attach)
+    run = _CommandRun(api, spec, attach=attach)
     try:
         async with asyncio.timeout(timeout) as deadline:
             return await run.to_end(input)
     except builtins.TimeoutError as error:
         if timeout is None or not deadline.expired():
-            # Not ours: the sandbox told of a timeout, and the command may run on.
+            # The sandbox reported a timeout of its own, and the command may still run.
             await kill_now(api, spec.process_id)
             raise
-        # Ending by itself while the time ran out is as good as in time.
+        # A command that ended by itself at the timeout counts as in time.
         result = await run.kill_and_end()
         if result is not None:
             return result
@@ -211,14 +215,14 @@ async def run_command(
         if start_errors != "result":
             raise
         exit_code, line = not_started(error)
-        said = line.encode(errors="surrogateescape")
-        return ExecResult(exit_code, said, b"") if spec.merge_stderr else ExecResult(exit_code, b"", said)
+        reason = line.encode(errors="surrogateescape")
+        return ExecResult(exit_code, reason, b"") if spec.merge_stderr else ExecResult(exit_code, b"", reason)
     finally:
         await run.aclose()
 
 
-class _Run:
-    """The reading of one command that nobody else sees."""
+class _CommandRun:
+    """One command of `run_command`: its reader, its input and its output so far."""
 
     def __init__(self, api: ExecApi, spec: ProcessSpec, *, attach: bool) -> None:
         self._api = api
@@ -251,18 +255,19 @@ class _Run:
         raise InternalError(f"the events of process {self._spec.process_id!r} ended without its exit")
 
     async def kill_and_end(self) -> ExecResult | None:
-        """Kill, and take what was still printed. The result, if the command had ended before the kill."""
+        """Kill the command and read its last output; returns the result if it had ended before the kill."""
         process_id = self._spec.process_id
         try:
             # Shielded: a cancellation that comes now must not leave the tree half killed.
             running = await shielded(self._api.terminate(process_id, force=True))
-            # The timeout cancelled the old reader in the middle of a step; a new one goes on behind its last chunk.
+            # The timeout cancelled the old reader in the middle of a step; a new one continues after its last
+            # chunk.
             await self.aclose()
-            self._stream = self._api.events(process_id, after_seq=self._last_seq, window=READER_WINDOW_BYTES)
+            self._stream = self._api.events(process_id, after_seq=self._last_seq)
             async with asyncio.timeout(_END_AFTER_KILL_SECONDS):
                 exit_code = await self._exit_code(self._stream)
         except (UnknownProcess, builtins.TimeoutError):
-            # The time ran out before it had started, or the sandbox does not tell its end.
+            # The command had not started yet, or the sandbox does not answer.
             return None
         return None if running else result_of(self.printed, exit_code)
 
@@ -280,5 +285,5 @@ class _Run:
 
 
 def _text(data: bytes, truncated: bool) -> str:
-    # A cut may fall into a character; its rest is left out rather than shown as garbage.
+    # A cut may fall into a character; the rest of that character is left out.
     return (data[leading_continuation(data) :] if truncated else data).decode("utf-8", "replace")

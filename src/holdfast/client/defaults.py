@@ -1,7 +1,4 @@
-"""What a connection gives to calls that do not say it: user, working directory, variables; and paths as text. Pure.
-
-Every path that a caller hands over, as text or as a path-like object, becomes text here.
-"""
+"""The defaults of a connection for its calls: user, working directory and variables; and paths as text. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ from collections.abc import Mapping
 
 from holdfast.errors import InvalidParams
 
-#: A path as text, or as an object that stands for one.
+#: A path as text or as a path-like object.
 StrPath = str | os.PathLike[str]
-#: The same, and as bytes: file names need not be text.
+#: A path as text or bytes, because file names need not be text.
 Path = StrPath | bytes | os.PathLike[bytes]
 
 
 def path_text(path: Path, what: str = "path") -> str:
-    """As `os.fsdecode` gives it: bytes that are no UTF-8 stay what they are."""
+    """The path as `os.fsdecode` returns it, which keeps bytes that are not UTF-8."""
     try:
         text = os.fsdecode(path)
     except TypeError:
@@ -33,7 +30,7 @@ def optional_path(path: Path | None, what: str = "cwd") -> str | None:
 
 
 def check_env(env: Mapping[str, str] | None) -> dict[str, str] | None:
-    """The variables. Numbers are a common slip, and would fail far from here."""
+    """Check and copy variables. A number as value is a common mistake, and would fail far from the call."""
     for name, value in (env or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidParams(f"env: names and values are strings, not {name!r}: {value!r}")
@@ -41,7 +38,7 @@ def check_env(env: Mapping[str, str] | None) -> dict[str, str] | None:
 
 
 class Defaults:
-    """The user, the working directory and the variables of every call that has none of its own."""
+    """The user, working directory and variables of calls that do not set their own."""
 
     def __init__(
         self, *, user: str | None = None, cwd: StrPath | None = None, env: Mapping[str, str] | None = None
@@ -54,18 +51,18 @@ class Defaults:
         return self._user if user is None else user
 
     def cwd(self, cwd: StrPath | None) -> str | None:
-        """A call's own directory begins at ours, if it is relative. A `file:` URI is absolute."""
+        """The directory of a call: a relative one begins at the default. A `file:` URI is absolute."""
         text = optional_path(cwd)
         if text is None or self._cwd is None or text.startswith("file:"):
             return text or self._cwd
         return posixpath.join(self._cwd, text)
 
     def env(self, env: Mapping[str, str] | None) -> dict[str, str] | None:
-        """A call's own variables, laid over ours."""
+        """A call's variables laid over the defaults."""
         own = check_env(env)
         return own if self._env is None else {**self._env, **(own or {})}
 
     def path(self, path: Path) -> str:
-        """The path of a file: a relative one begins at our directory."""
+        """The path of a file: a relative one begins at the default directory."""
         text = path_text(path)
         return text if self._cwd is None else posixpath.join(self._cwd, text)

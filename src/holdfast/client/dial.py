@@ -1,6 +1,6 @@
-"""Addresses, and how each is reached: `local`, `unix:/path`, `ws://…`, `wss://…`, or a command to talk through.
+"""Dialling an address: `local`, `unix:/path`, `ws://…`, `wss://…`, or a command that carries the connection.
 
-The transports are imported when an address asks for them, so that no client needs a library it does not use.
+Each transport is imported only for its addresses, so that no client needs a library that it does not use.
 """
 
 from __future__ import annotations
@@ -9,17 +9,21 @@ import asyncio
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 
-from holdfast.client.connection import CLIENT_NAME, MAX_MESSAGE_BYTES, Connection, Dial
+from holdfast.client.channel_connection import ChannelConnection, Dial
+from holdfast.client.connection import CLIENT_NAME
 from holdfast.errors import InvalidParams
+from holdfast.sandboxes.registry import forms
 from holdfast.transport.channel import Channel, Receiver
+from holdfast.types import MAX_MESSAGE_BYTES
 
-#: A word for where to connect, or the command whose stdin and stdout lead there.
+#: An address as text, or a command that serves on its stdin and stdout.
 Address = str | Sequence[str]
 
 
 def describe(address: Address) -> str:
-    """The address as people read it."""
+    """The address as text for messages."""
     return address if isinstance(address, str) else shlex.join(address)
 
 
@@ -30,24 +34,22 @@ def dialer(
     env: Mapping[str, str] | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> Dial:
-    """What opens a channel to `address`.
+    """A function that opens a channel to `address`.
 
     `token` is for WebSocket, HOLDFAST_TOKEN if it is not given; `env` is the environment of a command.
     """
     if not isinstance(address, str):
-        return _command(tuple(address), env, max_message_bytes)
+        return partial(_command, tuple(address), env, max_message_bytes)
     scheme, _, rest = address.partition(":")
     if address == "local":
         return _Local(max_message_bytes)
     if scheme == "unix" and rest:
-        return _unix(rest, max_message_bytes)
+        return partial(_unix, rest, max_message_bytes)
     if scheme in ("ws", "wss") and rest.startswith("//"):
-        return _websocket(address, token or os.environ.get("HOLDFAST_TOKEN"), max_message_bytes)
+        return partial(_websocket, address, token or os.environ.get("HOLDFAST_TOKEN"), max_message_bytes)
     if scheme == "stdio" and rest:
-        return _command(tuple(shlex.split(rest)), env, max_message_bytes)
-    raise InvalidParams(
-        f"{address!r} is no address: use local, unix:/path, ws://host:port, wss://host:port or stdio:COMMAND"
-    )
+        return partial(_command, shlex.split(rest), env, max_message_bytes)
+    raise InvalidParams(f"{address!r} is no address of a server: not one of {forms(targets=False)}")
 
 
 async def open_connection(
@@ -57,10 +59,10 @@ async def open_connection(
     env: Mapping[str, str] | None = None,
     client_name: str = CLIENT_NAME,
     reconnect_deadline: float = 60.0,
-) -> Connection:
-    """A connection to `address` that is open and comes back by itself."""
+) -> ChannelConnection:
+    """An open connection to `address`, which reconnects by itself."""
     dial = dialer(address, token=token, env=env)
-    connection = Connection(
+    connection = ChannelConnection(
         dial, address=describe(address), client_name=client_name, reconnect_deadline=reconnect_deadline
     )
     await connection.open()
@@ -70,8 +72,8 @@ async def open_connection(
 class _Local:
     """The machine's own server, started when the first connection needs it.
 
-    A reconnect does not start it: a new server knows nothing of the processes that the caller waits for, and
-    `holdfast stop` must be able to stop it.
+    A reconnect does not start it: a new server would not have the caller's processes, and `holdfast stop` must be
+    able to stop it.
     """
 
     def __init__(self, max_message_bytes: int) -> None:
@@ -87,31 +89,22 @@ class _Local:
         return await unix.dial(self._path, receiver, max_message_bytes=self._max_message_bytes, lend=True)
 
 
-def _unix(path: str, max_message_bytes: int) -> Dial:
-    async def dial(receiver: Receiver) -> Channel:
-        from holdfast.transport import unix
+async def _unix(path: str, limit: int, receiver: Receiver) -> Channel:
+    from holdfast.transport import unix
 
-        return await unix.dial(path, receiver, max_message_bytes=max_message_bytes, lend=True)
-
-    return dial
+    return await unix.dial(path, receiver, max_message_bytes=limit, lend=True)
 
 
-def _websocket(url: str, token: str | None, max_message_bytes: int) -> Dial:
-    async def dial(receiver: Receiver) -> Channel:
-        try:
-            from holdfast.transport import websocket
-        except ImportError as error:
-            raise InvalidParams(f"{url}: {error.name} is not installed; install holdfast[websocket]") from error
+async def _websocket(url: str, token: str | None, limit: int, receiver: Receiver) -> Channel:
+    try:
+        from holdfast.transport import websocket
+    except ImportError as error:
+        raise InvalidParams(f"{url}: {error.name} is not installed; install holdfast[websocket]") from error
 
-        return await websocket.dial(url, receiver, token=token, max_message_bytes=max_message_bytes)
-
-    return dial
+    return await websocket.dial(url, receiver, token=token, max_message_bytes=limit)
 
 
-def _command(argv: tuple[str, ...], env: Mapping[str, str] | None, max_message_bytes: int) -> Dial:
-    async def dial(receiver: Receiver) -> Channel:
-        from holdfast.transport import stdio
+async def _command(argv: Sequence[str], env: Mapping[str, str] | None, limit: int, receiver: Receiver) -> Channel:
+    from holdfast.transport import stdio
 
-        return await stdio.dial(argv, receiver, env=env, max_message_bytes=max_message_bytes, lend=True)
-
-    return dial
+    return await stdio.dial(argv, receiver, env=env, max_message_bytes=limit, lend=True)

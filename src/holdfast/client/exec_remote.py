@@ -1,7 +1,7 @@
-"""`exec_remote`: a command that starts when it is asked for and streams its output as events.
+"""`exec_remote`: a command that starts at once and streams its output as events.
 
-It ends at `Exited`, and kills the whole tree when its iteration is cancelled or it runs out of time. It knows
-nothing of connections: everything goes through `ExecApi`.
+The iteration ends at `Exited`; a cancelled iteration and a timeout kill the whole tree. All calls go through
+`ExecApi`.
 """
 
 from __future__ import annotations
@@ -68,9 +68,8 @@ class StderrChunk(Struct, frozen=True):
 class Completed(Struct, frozen=True):
     """The command ended; `stdout` and `stderr` are all its output, or the most recent 10 MiB of each.
 
-    `omitted_stdout_bytes` and `omitted_stderr_bytes` count what was printed and is not in them.
-    `truncated`: `lost_bytes` were in no event either, because nothing was taken in time; each such place is an
-    `OutputGap` among the events.
+    `omitted_stdout_bytes` and `omitted_stderr_bytes` count the output before that. `truncated`: `lost_bytes` were
+    in no event either, because the reader stalled; each gap is an `OutputGap` among the events.
     """
 
     exit_code: int
@@ -92,7 +91,7 @@ class Completed(Struct, frozen=True):
         return self.exit_code == 0
 
 
-#: A gap is where output is missing between the chunks: bytes of one stream that were not taken in time.
+#: An `OutputGap` is output of one stream that was dropped because the reader stalled.
 ExecRemoteEvent = StdoutChunk | StderrChunk | OutputGap | Completed
 
 
@@ -104,27 +103,27 @@ class ExecRemoteOptions(Struct, frozen=True):
     cwd: StrPath | None = None
     #: Additional variables, laid over the sandbox's environment.
     env: dict[str, str] | None = None
-    #: How that environment is made from the sandbox's; all of it, if not given.
+    #: How that environment is derived from the sandbox's; None: all of it.
     env_policy: EnvPolicy | None = None
     user: str | None = None
     #: Seconds until the command's whole tree is killed and `TimeoutError` is raised.
     timeout: float | None = None
-    #: With `stream=False`: run a command that timed out again, up to twice. A stream cannot begin again.
+    #: With `stream=False`: repeat a command that timed out, up to twice. A stream cannot begin again.
     timeout_retry: bool = False
-    #: With `stream=False`: take one of the sandbox's places for commands that run at the same time. A streamed
-    #: command takes none, because it may live as long as the sandbox.
+    #: With `stream=False`: count towards `max_concurrent_execs`. A streamed command does not, because it may live
+    #: as long as the sandbox.
     concurrency: bool = True
-    #: Seconds between polls where polling is all there is (`CommandSandbox(channel=False)`). Elsewhere output is
-    #: pushed, and this changes nothing.
+    #: Seconds between polls where output must be polled (`CommandSandbox(channel=False)`). Elsewhere output is
+    #: pushed and this has no effect.
     poll_interval: float | None = None
     #: Keep stdin open, after `input`, for `write_stdin`.
     stdin_open: bool = False
-    #: `connection`: the server ends the command when this client is gone for good.
+    #: `connection`: the server ends the command when this client does not reconnect.
     lifetime: Lifetime = "server"
-    #: What happens when output is not taken as fast as it is printed.
+    #: The behaviour when output is not taken as fast as it is printed.
     overflow: Overflow = "follow"
-    #: A name for the command. If the same command has it already, that one is read, from its first byte that is
-    #: kept, and nothing is started; its `input` is not written again. So a restarted script finds its command.
+    #: A name for the command. If the same command has it already, its output is read from the first retained byte,
+    #: nothing is started, and `input` is not written again. So a restarted script finds its command.
     id: str | None = None
     #: stderr goes to stdout, in the order in which the two were printed.
     merge_stderr: bool = False
@@ -133,18 +132,18 @@ class ExecRemoteOptions(Struct, frozen=True):
 
 
 class Spawn(Protocol):
-    """Makes a task and holds it until it is done: the event loop itself would not."""
+    """Creates a task and holds a reference until it is done, which the event loop does not."""
 
     def __call__(self, work: Coroutine[Any, Any, T], /) -> asyncio.Task[T]: ...
 
 
 class ExecRemoteProcess:
-    """A command that streams its output; it starts when this object is made, with nothing to await.
+    """A command that streams its output; it starts when this object is created.
 
-    Iterate over it, or over `events`, once: text as it is printed, then `Completed`. A start that failed and a
-    timeout are raised by the iteration. An iteration that is cancelled kills the command, then re-raises. The
-    command waits for its reader, as on a pipe. If nothing is taken for `reader_stall_seconds`, the sandbox keeps
-    the beginning and the latest of its output, 16 MiB of each stream, and an `OutputGap` shows what is missing.
+    Iterate over it, or over `events`, once: text as it is printed, then `Completed`. The iteration raises a failed
+    start and a timeout. A cancelled iteration kills the command, then re-raises. The command waits for its reader,
+    as on a pipe. If nothing is taken for `reader_stall_seconds`, the sandbox retains the beginning and the latest
+    output, 16 MiB of each stream, and an `OutputGap` stands for the rest.
     """
 
     def __init__(self, api: ExecApi, spec: ProcessSpec, options: ExecRemoteOptions, spawn: Spawn) -> None:
@@ -162,7 +161,7 @@ class ExecRemoteProcess:
         self._failure: HoldfastError | None = None
         self._fed = asyncio.Event()
         self._info: ProcessInfo | None = None
-        # Whoever iterates is told of a start that failed. If nobody does, the event loop logs it.
+        # The iteration raises a failed start; without one, the event loop logs it.
         self._starting = spawn(self._start())
         self._tending = spawn(self._tend())
 
@@ -176,7 +175,7 @@ class ExecRemoteProcess:
         return stream
 
     async def _tend(self) -> None:
-        """Write the input and watch the time, whether or not somebody iterates."""
+        """Write the input and enforce the timeout, independently of the iteration."""
         await asyncio.wait((self._starting,))
         if self._info is None:
             return
@@ -199,7 +198,7 @@ class ExecRemoteProcess:
     async def _watch(self, timeout: float) -> None:
         if await self._api.wait(self.id, timeout=timeout) is None and not self._killed:
             self._timed_out = True
-            # False: it ended by itself while we were about to kill it.
+            # False: it ended by itself before the kill.
             self._timed_out = await self._api.terminate(self.id, force=True)
 
     @property
@@ -231,7 +230,7 @@ class ExecRemoteProcess:
             return await self._next()
         except asyncio.CancelledError as cancelled:
             self._finished = True
-            await clean_up_cancelled(self._api, self._kill(force=True), cancelled)
+            await clean_up_cancelled(self._api, self.terminate(force=True), cancelled)
             raise
         except HoldfastError as error:
             self._finished = True
@@ -259,7 +258,7 @@ class ExecRemoteProcess:
                     return text
             elif isinstance(event, OutputGap):
                 self._printed.take(event)
-                # What follows a gap does not continue the character before it.
+                # Output after a gap does not continue the character before it.
                 self._decoders[event.stream].reset()
                 return event
             elif isinstance(event, Exited):
@@ -275,7 +274,7 @@ class ExecRemoteProcess:
 
     async def _end(self, exit_code: int, stream: EventStream) -> ExecRemoteEvent:
         if self._timed_out:
-            # Whether the kill came first is known when it has returned.
+            # `_watch` knows whether the kill or the end came first once the kill has returned.
             await asyncio.wait((self._tending,))
         await self._finish(stream)
         if self._failure is not None:
@@ -308,29 +307,29 @@ class ExecRemoteProcess:
         await write_pieces(self._api, self.id, data, self._turn)
 
     async def close_stdin(self) -> None:
-        """End of input. Closing what is closed is no error."""
+        """Close stdin. Closing a closed stdin is no error."""
         await asyncio.shield(self._starting)
         await self._fed.wait()
         with contextlib.suppress(StdinClosed):
             await self._api.close_stdin(self.id)
 
-    async def kill(self, grace: float = 5.0) -> None:
-        """End the whole tree: TERM, up to `grace` seconds, KILL. Output that was not taken yet is discarded.
+    async def terminate(self, grace: float = 5.0, force: bool = False) -> None:
+        """End the whole tree: TERM, up to `grace` seconds, KILL (`force`: at once). Untaken output is discarded.
 
-        The iteration ends without `Completed`. Killing what has ended, or never started, is no error.
+        The iteration ends without `Completed`. Terminating an ended or failed command is no error.
         """
-        await self._kill(force=False, grace=grace)
-
-    async def _kill(self, *, force: bool, grace: float = 5.0) -> None:
         self._killed = True
         self._ready.clear()
         await asyncio.wait((self._starting,))
-        # Looking at the error of a start that failed is enough: who kills does not want to hear of it.
+        # Retrieving the error of a failed start keeps the event loop from logging it.
         if self._starting.cancelled() or self._starting.exception() is not None:
             return
         with contextlib.suppress(UnknownProcess):
             await self._api.terminate(self.id, grace=grace, force=force)
         await self._finish(self._starting.result())
+
+    #: An older name of `terminate`.
+    kill = terminate
 
     async def __aenter__(self) -> ExecRemoteProcess:
         return self
@@ -341,13 +340,13 @@ class ExecRemoteProcess:
         if self._finished:
             return
         if isinstance(error, asyncio.CancelledError):
-            await clean_up_cancelled(self._api, self._kill(force=True), error)
+            await clean_up_cancelled(self._api, self.terminate(force=True), error)
         else:
-            await self._kill(force=False)
+            await self.terminate()
 
 
 def check_running_loop() -> None:
-    """`exec_remote` starts at once, so it needs the loop to be there."""
+    """Refuse a call without a running event loop, which starting a command needs."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,49 +1,275 @@
-"""A call of a service that the host offers, from inside: its answer comes in pieces, as the host makes them.
+"""Host calls: functions that this program offers to programs in the sandbox, and the calls from inside.
 
-Touches only the connection. A call is never repeated by itself: whether the host did its work twice would be
-nobody's to tell. So open the connection with a `reconnect_deadline` of 0.
+`HostService` polls for calls, runs a handler for each and sends the answers; all its requests may be repeated, so a
+call is handled once and answered once whatever happens to the channel. `call_host` is the caller's side: a call is
+never repeated, because the host's work might be done twice. Touches only the connection.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import secrets
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from types import TracebackType
 from typing import Final
 
-from holdfast.client.connection import Connection
-from holdfast.errors import HoldfastError
+from holdfast.client.connection import ClientConnection, PendingCall
+from holdfast.errors import HoldfastError, InternalError
 from holdfast.wire import messages as m, methods
+from holdfast.wire.host_call_keys import PING, instance_of
 
-#: How long one request waits for pieces: it is made again at once.
+log = logging.getLogger(__name__)
+
+#: How long one poll waits. It is repeated at once, so this only bounds how long a dead server goes unnoticed.
+POLL_MS: Final = 30_000
+#: The largest piece of one message. A larger one is split, so that no message grows with an answer.
+PIECE_BYTES: Final = 1024 * 1024
+#: The most pieces in one message.
+BATCH_PIECES: Final = 64
+#: Messages of one answer, and their bytes, that may be in flight: a stream of tokens does not wait for a round trip
+#: for each token, and memory stays bounded when the caller is slow.
+WINDOW_MESSAGES: Final = 64
+WINDOW_BYTES: Final = 1024 * 1024
+
+Answer = bytes | AsyncIterator[bytes]
+#: Called with the method and the body of a call; returns the answer, whole or in pieces. The caller gets its error.
+Handler = Callable[[str, bytes], Awaitable[Answer]]
+
+
+class HostService:
+    """One service, from `start` (or the beginning of a `with` block) to `aclose`.
+
+    Programs in the sandbox call it by `name` and `instance`. Without the instance they cannot call it, and they
+    cannot answer in its place.
+    """
+
+    def __init__(self, connection: ClientConnection, name: str, handler: Handler) -> None:
+        self.name = name
+        self._key = secrets.token_urlsafe(32)
+        self.instance = instance_of(name, self._key)
+        self._connection = connection
+        self._handler = handler
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._polling: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Offer the service; on return it can be called."""
+        first = await self._connection.call(methods.HOST_OFFER, m.HostOfferParams(self.name, self._key))
+        self._polling = asyncio.create_task(self._poll(first.epoch))
+
+    @property
+    def failed(self) -> HoldfastError | None:
+        """Why it takes no more calls, if something went wrong."""
+        if self._polling is None or not self._polling.done() or self._polling.cancelled():
+            return None
+        error = self._polling.exception()
+        return error if isinstance(error, HoldfastError) else None
+
+    async def wait(self) -> None:
+        """Wait until it takes no more calls: it was closed, or the connection was lost, which is raised."""
+        assert self._polling is not None
+        await asyncio.wait((self._polling,))
+        if not self._polling.cancelled():
+            self._polling.result()
+
+    async def aclose(self) -> None:
+        """Withdraw the service and cancel running calls."""
+        tasks = [*self._calls.values(), *([] if self._polling is None else [self._polling])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        # A stopped server has no offer to withdraw, and an unreachable one drops it after a while.
+        withdrawn = m.HostWithdrawParams(self.name, self._key)
+        with contextlib.suppress(HoldfastError):
+            await self._connection.clean_up(self._connection.call(methods.HOST_WITHDRAW, withdrawn))
+
+    async def __aenter__(self) -> HostService:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # --- calls -----------------------------------------------------------------------------------------------
+
+    async def _poll(self, epoch: str) -> None:
+        seq = 0
+        while True:
+            params = m.HostOfferParams(self.name, self._key, epoch, seq, POLL_MS)
+            result = await self._connection.call(methods.HOST_OFFER, params)
+            if result.epoch != epoch:
+                # The server was restarted, and the callers have failed.
+                epoch, seq = result.epoch, 0
+                for running in self._calls.values():
+                    running.cancel()
+            for event in result.events:
+                seq = event.seq
+                if isinstance(event, m.HostCallBegun):
+                    self._begin(event)
+                elif (task := self._calls.get(event.call_id)) is not None:
+                    task.cancel()
+
+    def _begin(self, event: m.HostCallBegun) -> None:
+        if event.call_id not in self._calls:
+            task = asyncio.create_task(self._answer(event))
+            self._calls[event.call_id] = task
+            task.add_done_callback(lambda _: self._calls.pop(event.call_id, None))
+
+    async def _answer(self, event: m.HostCallBegun) -> None:
+        sending = _AnswerSender(self._connection, event.call_id, self._key)
+        try:
+            answer = b"" if event.method == PING else await self._handler(event.method, event.body)
+            if isinstance(answer, bytes):
+                await sending.send(answer, end=True)
+            else:
+                await sending.stream(answer)
+        except HoldfastError as error:
+            await sending.fail(error)
+        except Exception as error:
+            log.error("service %s: %s failed", self.name, event.method, exc_info=error)
+            await sending.fail(InternalError(f"service {self.name!r}: {type(error).__name__}"))
+        finally:
+            sending.abandon()
+
+
+class _AnswerSender:
+    """Sends the pieces of one answer in order, several messages at a time.
+
+    Pieces that are added in one turn of the event loop leave in one message, in that turn.
+    """
+
+    def __init__(self, connection: ClientConnection, call_id: str, key: str) -> None:
+        self._connection = connection
+        self._call_id = call_id
+        self._key = key
+        self._seq = 1
+        self._batch: list[bytes] = []
+        self._batch_bytes = 0
+        self._flushing: asyncio.Handle | None = None
+        self._in_flight: deque[PendingCall[m.HostAnswerResult]] = deque()
+        self._bytes = 0
+        #: Why a message could not be sent; raised by the next `send`.
+        self._error: HoldfastError | None = None
+
+    async def send(self, data: bytes, *, end: bool = False) -> bool:
+        """Send a piece and wait for room, after the last for all replies; returns whether the caller reads on."""
+        for at in range(0, len(data) or 1, PIECE_BYTES):
+            piece = data[at : at + PIECE_BYTES]
+            if len(self._batch) >= BATCH_PIECES or self._batch_bytes + len(piece) > PIECE_BYTES:
+                self._flush()
+                if not await self._settle():
+                    return False
+            self._batch.append(piece)
+            self._batch_bytes += len(piece)
+        if end:
+            self._flush(end=True)
+        elif self._flushing is None:
+            self._flushing = asyncio.get_running_loop().call_soon(self._flush)
+        return await self._settle(all=end)
+
+    def _flush(self, *, end: bool = False, failure: m.HostCallFailure | None = None) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        first, *more = self._batch or [b""]
+        params = m.HostAnswerParams(self._call_id, self._key, self._seq, first, tuple(more), end, failure)
+        self._seq += 1 + len(more)
+        self._batch.clear()
+        self._batch_bytes = 0
+        try:
+            call = self._connection.begin(methods.HOST_ANSWER, params)
+        except HoldfastError as error:
+            self._error = error
+            return
+        self._in_flight.append(call)
+        self._bytes += call.size
+
+    async def _settle(self, *, all: bool = False) -> bool:
+        """Take the available replies, and wait for those that make room."""
+        if self._error is not None:
+            raise self._error
+        while self._in_flight and (all or self._is_full or self._in_flight[0].future.done()):
+            first = self._in_flight.popleft()
+            self._bytes -= first.size
+            if not (await self._connection.reply(first)).wanted:
+                return False
+        return True
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._in_flight) >= WINDOW_MESSAGES or self._bytes >= WINDOW_BYTES
+
+    async def stream(self, pieces: AsyncIterator[bytes]) -> None:
+        try:
+            async for piece in pieces:
+                if not await self.send(piece):
+                    return
+            await self.send(b"", end=True)
+        finally:
+            close = getattr(pieces, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def fail(self, error: HoldfastError) -> None:
+        """Send the error after the pieces before it."""
+        if self._batch:
+            self._flush()
+        self._flush(failure=m.HostCallFailure(error.code, error.message))
+        with contextlib.suppress(HoldfastError):  # the connection is lost, and with it the caller
+            await self._settle(all=True)
+
+    def abandon(self) -> None:
+        """Give up the missing replies."""
+        if self._flushing is not None:
+            self._flushing.cancel()
+        for call in self._in_flight:
+            if call.future.done():
+                call.future.exception()  # retrieved, so that the event loop does not log it
+            else:
+                self._connection.give_up(call)
+        self._in_flight.clear()
+
+
+#: How long one request waits for pieces. It is repeated at once.
 WAIT_MS: Final = 30_000
 
 
-async def call_service(
-    connection: Connection, service: str, instance: str, method: str, body: bytes
+async def call_host(
+    connection: ClientConnection, service: str, instance: str, method: str, body: bytes
 ) -> AsyncGenerator[bytes, None]:
-    """The pieces of the answer, as they come. Who reads on only when there is room slows the host down.
+    """Call a service of the host and yield the pieces of the answer; a slow consumer slows the host down.
 
-    Close the generator (`contextlib.aclosing`): a call that is left before its end is called off.
+    Open the connection with a `reconnect_deadline` of 0. Close the generator (`contextlib.aclosing`): leaving it
+    before its end cancels the call.
     """
-    # Our own id: until the first reply there would be nothing to call it off by.
+    # Chosen here, so that the call can be cancelled before the first reply.
     call_id = secrets.token_hex(16)
     is_over = False
     try:
-        params = m.ServiceCallParams(service, instance, method, body, WAIT_MS, call_id)
-        got = await connection.call(methods.SERVICE_CALL, params)
+        params = m.HostCallParams(service, instance, method, body, WAIT_MS, call_id)
+        got = await connection.call(methods.HOST_CALL, params)
         while True:
             for piece in got.pieces:
                 yield piece
             if got.ended:
                 is_over = True
                 return
-            further = m.ServiceReceiveParams(call_id, got.seq, WAIT_MS)
-            got = await connection.call(methods.SERVICE_RECEIVE, further)
+            further = m.HostReceiveParams(call_id, got.seq, WAIT_MS)
+            got = await connection.call(methods.HOST_RECEIVE, further)
     except HoldfastError:
         is_over = True
         raise
     finally:
         if not is_over:
-            with contextlib.suppress(HoldfastError):  # without a connection it is called off anyway
-                await connection.call(methods.SERVICE_CANCEL, m.ServiceCancelParams(call_id))
+            with contextlib.suppress(HoldfastError):  # a lost connection cancels it anyway
+                await connection.call(methods.HOST_CANCEL, m.HostCancelParams(call_id))
+
+
+#: An older name of `call_host`.
+call_service = call_host

@@ -1,7 +1,7 @@
-"""A handle on one process in a sandbox, wherever that is: everything goes through `ExecApi`.
+"""A handle on one process in a sandbox; all its calls go through `ExecApi`.
 
 A handle holds no resources. Dropping it leaves the process running; another handle on the same id, in another
-program or after a reconnect, sees the same output from the start.
+program or after a reconnect, reads the same output from the start.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from holdfast.errors import (
 )
 from holdfast.exec_api import EventStream, ExecApi
 from holdfast.types import (
+    WRITE_PIECE_BYTES,
     Closed,
     Exited,
     ExitStatus,
@@ -45,21 +46,17 @@ from holdfast.types import (
     TerminalSize,
 )
 
-#: Input goes in pieces of this size: the sandbox takes about as much before it makes the writer wait.
-WRITE_PIECE_BYTES: Final = 256 * 1024
-#: Output on its way to a reader that does not take it. Beyond this it stays in the sandbox's log.
-READER_WINDOW_BYTES: Final = 4 * MIB
-#: What one step of `collect` asks for.
+#: Bytes that one step of `collect` reads.
 _COLLECT_STEP_BYTES: Final = 1 * MIB
-#: What `collect` still takes when its time is over: a backlog as large as the sandbox keeps by default. Without a
-#: bound, a process that prints faster than it is read would hold the window open.
+#: Bytes that `collect` still reads after its time: as much as the sandbox retains by default. Without a bound, a
+#: process that prints faster than it is read would hold the window open.
 _COLLECT_BACKLOG_BYTES: Final = 32 * MIB
-#: What `communicate` holds in memory at most.
+#: The most that `communicate` holds in memory.
 COMMUNICATE_LIMIT_BYTES: Final = 256 * MIB
 
 
 class Process:
-    """One process by its logical id. `info` is what was known when the handle was made; `describe` asks again."""
+    """One process by its logical id. `info` is the last known status; `describe` updates it."""
 
     def __init__(self, api: ExecApi, info: ProcessInfo) -> None:
         self._api = api
@@ -67,7 +64,7 @@ class Process:
         self._writing = asyncio.Lock()
         self._collecting = asyncio.Lock()
         self._collected_seq = 0
-        #: The beginning of a character whose rest was not printed yet when `collect` returned.
+        #: The beginning of a character that was incomplete when `collect` returned.
         self._carried = b""
 
     def __repr__(self) -> str:
@@ -84,7 +81,7 @@ class Process:
         return self.info.pid
 
     async def describe(self) -> ProcessInfo:
-        """How the process is now."""
+        """Fetch the current status."""
         self.info = await self._api.describe(self.id)
         return self.info
 
@@ -93,13 +90,13 @@ class Process:
     def events(self, since: int = 0) -> EventStream:
         """Output, gaps, exit and close after the position `since`, as they happen. Ends after `Closed`.
 
-        Every call makes a reader of its own; readers do not take output from each other. Close it with `aclose()`
-        when leaving before its end.
+        Every call opens its own reader; readers do not take output from each other. Close it with `aclose()` when
+        leaving before its end.
         """
-        return self._api.events(self.id, after_seq=since, window=READER_WINDOW_BYTES)
+        return self._api.events(self.id, after_seq=since)
 
     async def output(self, since: int = 0) -> AsyncGenerator[OutputChunk | OutputGap, None]:
-        """Output after the position `since`, as it comes, until all streams have ended."""
+        """Output after the position `since`, as it is printed, until all streams have ended."""
         stream = self.events(since)
         try:
             async for event in stream:
@@ -109,19 +106,22 @@ class Process:
             await stream.aclose()
 
     async def read(self, since: int = 0, max_bytes: int | None = None, wait: float = 0.0) -> ReadResult:
-        """What came after the position `since`, waiting up to `wait` seconds for something to come."""
+        """Read after the position `since`, waiting up to `wait` seconds for the first event.
+
+        Continue from the result's `after_seq`.
+        """
         return await self._api.read(self.id, after_seq=since, max_bytes=max_bytes, wait=wait)
 
     async def snapshot(self) -> Snapshot:
-        """What is kept of the output now."""
+        """The output that is retained now."""
         return await self._api.snapshot(self.id)
 
     async def collect(self, yield_after: float = 10.0, max_bytes: int = 64 * 1024) -> Collected:
-        """The bounded window for model tool calls: output since the last `collect`, at most `max_bytes` of it.
+        """A bounded window for model tool calls: output since the last `collect`, at most `max_bytes` of it.
 
-        Returns when the process ends, or after `yield_after` seconds with what there is; the process goes on.
-        Head and tail are kept, and `omitted_bytes` counts exactly what is left out between them. A character that
-        is printed only in part stays for the next window.
+        Returns when the process ends or after `yield_after` seconds; the process continues. The result has the head
+        and the tail, and `omitted_bytes` is the exact size of the part between them. An incomplete character is
+        kept for the next window.
         """
         if max_bytes < 2:
             raise InvalidParams(f"max_bytes: at least 2, not {max_bytes}")
@@ -144,7 +144,7 @@ class Process:
                 max_bytes=_COLLECT_STEP_BYTES,
                 wait=0.0 if over else remaining,
             )
-            self._collected_seq = result.next_seq - 1
+            self._collected_seq = result.after_seq
             size = _take(result, buffer)
             if over:
                 backlog -= size
@@ -160,12 +160,11 @@ class Process:
     async def wait_for_output(
         self, pattern: Pattern, timeout: float | None = None, *, since: int | OutputMatch = 0
     ) -> OutputMatch:
-        """Wait until `pattern` was printed, looking from the position `since` on (0: the start).
+        """Wait until `pattern` was printed after the position `since` (0: the start).
 
-        An earlier match as `since` is the position right behind it, also in the middle of a chunk.
-
-        A str or bytes pattern is looked for as it stands; `re.compile(...)` makes it a regular expression. Raises
-        `ProcessError` when the process ends first, and `TimeoutError` after `timeout` seconds; the process goes on.
+        An earlier match as `since` is the position directly after it, even within a chunk. A str or bytes pattern
+        is literal; `re.compile(...)` makes it a regular expression. Raises `ProcessError` if the process ends
+        first, and `TimeoutError` after `timeout` seconds; the process continues.
         """
         search = OutputSearch(pattern, since)
         stream = self.events(search.since)
@@ -197,9 +196,9 @@ class Process:
     ) -> tuple[bytes, bytes]:
         """Write `input`, close stdin, and return stdout and stderr once the process has ended.
 
-        On a terminal the first is all its output and the second is empty. Nothing is left out: if more than
-        `max_bytes` came, or the sandbox did not keep it all, that is a `LimitReached` and the process goes on.
-        What children that were left behind print after the end is not waited for.
+        On a terminal the first is all its output and the second is empty. The output is complete: more than
+        `max_bytes`, or output that the sandbox no longer retains, raises `LimitReached`, and the process continues.
+        Output of child processes after the end of the process is not awaited.
         """
         feeding = asyncio.create_task(self._feed(b"" if input is None else input))
         parts: dict[Stream, list[bytes]] = {"stdout": [], "stderr": [], "pty": []}
@@ -222,7 +221,7 @@ class Process:
                 elif isinstance(event, Exited | Closed):
                     break
         finally:
-            # A process may end without having taken all its input; then nobody waits for the rest to be taken.
+            # A process may end without reading all its input, and the rest would never be accepted.
             feeding.cancel()
             await asyncio.wait((feeding,))
             await stream.aclose()
@@ -231,7 +230,7 @@ class Process:
         return b"".join(parts["stdout"]) + b"".join(parts["pty"]), b"".join(parts["stderr"])
 
     async def _feed(self, input: bytes | str) -> None:
-        # A process may end, or close its stdin, without having read everything; that is its right.
+        # A process may end, or close its stdin, before it has read everything.
         with contextlib.suppress(StdinClosed):
             await self.write(input)
             if not self.info.tty:
@@ -240,7 +239,7 @@ class Process:
     # --- input and control ---------------------------------------------------------------------------------------
 
     async def write(self, data: bytes | str) -> None:
-        """Write to stdin, or type on the terminal. Returns when all was accepted; waits while nobody reads."""
+        """Write to stdin, or type on the terminal. Returns when all was accepted; waits while it is not read."""
         await write_pieces(self._api, self.id, data, self._writing)
 
     async def close_stdin(self) -> None:
@@ -248,7 +247,7 @@ class Process:
         await self._api.close_stdin(self.id)
 
     async def resize(self, rows: int, cols: int) -> None:
-        """Give the terminal another size; the program gets WINCH."""
+        """Set the size of the terminal; the program gets SIGWINCH."""
         await self._api.resize(self.id, TerminalSize(rows, cols))
 
     async def signal(self, signal: str | int) -> None:
@@ -259,19 +258,19 @@ class Process:
     async def terminate(self, grace: float = 5.0, force: bool = False) -> bool:
         """End the process and everything it started: TERM, up to `grace` seconds, KILL (`force`: KILL at once).
 
-        Returns whether it was running. Nothing of it is left when this returns.
+        Returns whether it was running. On return no process of the tree is left.
         """
         return await self._api.terminate(self.id, grace=grace, force=force)
 
     async def wait(self, timeout: float | None = None) -> ExitStatus:
-        """How the process ended. `TimeoutError` if it still runs after `timeout` seconds; it goes on."""
+        """Wait for the exit status; `TimeoutError` after `timeout` seconds, and the process continues."""
         status = await self._api.wait(self.id, timeout=timeout)
         if status is None:
             raise TimeoutError(f"process {self.id!r} still runs after {timeout or 0.0:g} s")
         return status
 
     async def forget(self) -> None:
-        """Drop an ended process and its output now rather than after its retention."""
+        """Drop an ended process and its output before its retention ends."""
         await self._api.forget(self.id)
 
     async def __aenter__(self) -> Process:
@@ -280,7 +279,7 @@ class Process:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A process that was forgotten has ended.
+        # A process that is no longer known has ended.
         with contextlib.suppress(UnknownProcess):
             if isinstance(error, asyncio.CancelledError):
                 await clean_up_cancelled(self._api, self.terminate(force=True), error)
@@ -289,7 +288,7 @@ class Process:
 
 
 def _take(result: ReadResult, buffer: HeadTailBuffer) -> int:
-    """Put what was read into a window; returns how many bytes that were, lost ones included."""
+    """Append a read to a window; returns its size in bytes, lost bytes included."""
     size = sum(gap.length for gap in result.gap)
     if size:
         buffer.skip(size)
@@ -307,7 +306,7 @@ def signal_name(number: int) -> str:
 
 
 async def write_pieces(api: ExecApi, process_id: str, data: bytes | str, turn: asyncio.Lock) -> None:
-    """Write in pieces, one writer at a time, so that two large writes do not mix."""
+    """Write in pieces, one writer at a time, so that two large writes do not interleave."""
     raw = data.encode() if isinstance(data, str) else data
     async with turn:
         for start in range(0, len(raw), WRITE_PIECE_BYTES):

@@ -1,34 +1,42 @@
-"""`ExecApi` over a connection: each call is one row of the method table. Touches nothing but the connection."""
+"""`ExecApi` over a connection: each call is one method of the wire. Touches only the connection."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import uuid
+from collections import deque
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from holdfast.client.connection import DEFAULT_WINDOW, Connection
+from holdfast.client.clean_up import take_error
+from holdfast.client.connection import ClientConnection, PendingCall
 from holdfast.client.files.remote import RemoteFiles
-from holdfast.client.remote_command import RemoteCommand, milliseconds
 from holdfast.client.subscription import Subscription
-from holdfast.errors import HoldfastError, StdinClosed, UnknownProcess
+from holdfast.errors import HoldfastError, InternalError, StdinClosed, UnknownProcess
 from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,
+    WRITE_PIECE_BYTES,
     CloseMode,
+    CommandEvent,
     CommandSpec,
     EnvironmentInfo,
+    Exited,
     ExitStatus,
     JobsAtClose,
+    OutputChunk,
+    OutputGap,
     ProcessInfo,
     ProcessSpec,
     ReadResult,
+    ReadUntil,
     ServerStatus,
     ShellSpec,
     ShellStatus,
     Snapshot,
+    Stream,
     TerminalCommandEnded,
     TerminalRead,
     TerminalSize,
@@ -39,19 +47,16 @@ from holdfast.types import (
 )
 from holdfast.wire import messages as m, methods
 
-#: Larger input goes in pieces: no single message grows with it, and a repeated piece is cheap.
-WRITE_PIECE_BYTES: Final = 1024 * 1024
-
 _EMPTY: Final = m.Empty()
 
 
 class RemoteExec:
-    """Processes of a server at the other end of `connection`, which it closes with itself."""
+    """The processes of the server behind `connection`, which `aclose` closes."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
         self.files = RemoteFiles(connection)
-        #: Ids of writes and signals: ours among all clients, and counted.
+        #: The prefix of idempotency keys, unique among all clients.
         self._prefix = uuid.uuid4().hex
         self._count = 0
 
@@ -84,7 +89,7 @@ class RemoteExec:
         return await self.connection.call(methods.PROCESS_READ, params)
 
     def events(self, process_id: str, *, after_seq: int = 0, window: int | None = None) -> Subscription:
-        return self.connection.reader(process_id, after_seq, window or DEFAULT_WINDOW)
+        return self.connection.reader(process_id, after_seq, window)
 
     async def write(self, process_id: str, data: bytes, *, write_id: str | None = None) -> None:
         write_id = write_id or self._new_id()
@@ -117,7 +122,7 @@ class RemoteExec:
         call = self.connection.begin(methods.PROCESS_TERMINATE, params)
         running = (await self.connection.reply(call)).running
         if not running and call.sent > 1:
-            # The first attempt may have ended it, and its reply was lost: then a signal did.
+            # The reply to a first attempt may be lost; if that attempt ended the process, a signal did.
             status = await self.wait(process_id, timeout=0.0)
             running = status is not None and status.signal is not None
         return running
@@ -148,7 +153,7 @@ class RemoteExec:
         except UnknownProcess:
             if call.sent < 2:
                 raise
-            # The first time it was forgotten, and the reply was lost.
+            # The reply to the first attempt was lost.
 
     async def open_shell(self, spec: ShellSpec) -> ShellStatus:
         if spec.start_id is None:
@@ -199,8 +204,9 @@ class RemoteExec:
         wait: float = 0.0,
         timing: bool = False,
         marks: bool = False,
+        until: ReadUntil | None = None,
     ) -> TerminalRead:
-        params = m.TerminalReadParams(terminal_id, since, max_bytes, _milliseconds(wait), timing, marks)
+        params = m.TerminalReadParams(terminal_id, since, max_bytes, _milliseconds(wait), timing, marks, until)
         return await self.connection.call(methods.TERMINAL_READ, params)
 
     async def run_in_terminal(
@@ -218,7 +224,7 @@ class RemoteExec:
             return await self.connection.call(methods.TERMINAL_RUN, params)
         except asyncio.CancelledError:
             if not self.connection.connected and params.run_id is not None:
-                # The server does not know the request of a channel that broke: tell it once it is there again.
+                # The server does not see the cancellation on a broken channel, so the run is withdrawn by a call.
                 withdrawn = m.TerminalWithdrawParams(terminal_id, params.run_id)
                 with contextlib.suppress(HoldfastError):
                     await self.connection.clean_up(self.connection.call(methods.TERMINAL_WITHDRAW, withdrawn))
@@ -264,13 +270,105 @@ class RemoteExec:
         await self.connection.aclose()
 
 
-def _milliseconds(seconds: float) -> int:
-    """A wait of less than nothing is none."""
-    return max(0, milliseconds(seconds))
+class RemoteCommand:
+    """`CommandStream` over a connection: one call, and a reader for more output than fits in its reply.
+
+    The command is sent at once. The call is repeated after a reconnect, and the command runs once all the same.
+    """
+
+    def __init__(
+        self, connection: ClientConnection, shell_id: str, spec: CommandSpec, *, live: bool, window: int | None
+    ) -> None:
+        self._connection = connection
+        self._reader = connection.reader(spec.command_id, window=window)
+        self._over = False
+        #: The events that came with the reply.
+        self._last: deque[CommandEvent] = deque()
+        self._shell_id = shell_id
+        self._params = m.ShellRunParams(
+            shell_id,
+            spec.command_id,
+            spec.command,
+            cwd=spec.cwd,
+            env=spec.env,
+            input=spec.input,
+            # A negative timeout is sent, so that the server refuses it.
+            timeout_ms=None if spec.timeout is None else _milliseconds(spec.timeout, least=-1.0),
+            subscribe=self._reader.spec(),
+            live=live,
+            pipe_stdin=spec.pipe_stdin,
+        )
+        self._call: PendingCall[m.ShellRunResult] = connection.begin(methods.SHELL_RUN, self._params)
+        self._call.on_reply = self._replied
+        self._call.renew = self._renewed
+        connection.attach(self._reader, self._call)
+
+    def _renewed(self) -> m.ShellRunParams:
+        """The parameters for another channel, without the output that has arrived."""
+        return msgspec.structs.replace(self._params, subscribe=self._reader.spec())
+
+    def _replied(self, result: m.ShellRunResult | None, error: HoldfastError | None) -> None:
+        """End the reader if the reply has all the output, or is an error."""
+        if error is not None:
+            self._reader.fail(error)
+        elif result is not None and not result.pushed:
+            self._reader.finish()
+
+    def __aiter__(self) -> RemoteCommand:
+        return self
+
+    async def __anext__(self) -> CommandEvent:
+        while not self._last:
+            if self._over:
+                raise StopAsyncIteration
+            event = await anext(self._reader, None)
+            if isinstance(event, OutputChunk | OutputGap):
+                return event
+            result = await self._connection.reply(self._call)
+            self._over = True
+            if result.pushed and not isinstance(event, Exited):
+                raise InternalError("the output of a command ended without its end")
+            await self._reader.aclose()
+            if result.pushed:
+                return result.ended
+            self._last.extend(_inline(result, self._reader))
+        return self._last.popleft()
+
+    async def aclose(self) -> None:
+        """Withdraw the command if it has not ended."""
+        if self._call.future.done():
+            take_error(self._call.future)  # the reader has raised it
+        if not self._over:
+            self._over = True
+            cancelled = self._connection.connected
+            self._connection.give_up(self._call)
+            if not cancelled and not self._call.future.done():
+                # The server does not see the cancellation on a broken channel, so the command is interrupted by a
+                # call.
+                params = m.ShellInterruptParams(self._shell_id, command_id=self._params.command_id)
+                with contextlib.suppress(HoldfastError):
+                    await self._connection.clean_up(self._connection.call(methods.SHELL_INTERRUPT, params))
+        await self._reader.aclose()
+
+
+def _inline(result: m.ShellRunResult, reader: Subscription) -> list[CommandEvent]:
+    """The events in the reply, without the output that a polling reader already has."""
+    events: list[CommandEvent] = []
+    streams: tuple[tuple[Stream, bytes], ...] = (("stdout", result.stdout), ("stderr", result.stderr))
+    for seq, (stream, data) in enumerate(streams):
+        start = reader.arrived(stream)
+        if len(data) > start:
+            events.append(OutputChunk(stream, start, data[start:], seq + 1))
+    return [*events, result.ended]
+
+
+def _milliseconds(seconds: float, *, least: float = 0.0) -> int:
+    """Milliseconds, rounded up so that a short time does not become 0; a time below `least` becomes `least`."""
+    return -int(-max(least, seconds) * 1000 // 1)
 
 
 def _start_params(spec: ProcessSpec, subscribe: bool | m.SubscribeSpec) -> m.StartParams:
     fields = {name: getattr(spec, name) for name in ProcessSpec.__struct_fields__}
-    # Without one, a start that is sent again after a reconnect would meet itself as a duplicate.
+    # Without it, a repeated start after a reconnect would be refused as a duplicate.
     fields["start_id"] = spec.start_id or uuid.uuid4().hex
     return m.StartParams(**fields, subscribe=subscribe)

@@ -1,7 +1,7 @@
-"""The public `Sandbox`, and `connect`, which finds the way to one by its address.
+"""The public `Sandbox`, and `connect`, which opens one by its address.
 
-A sandbox is anything that implements `ExecApi`; the addresses differ only in how that implementation is made. The
-runtime is imported when `inprocess` asks for it, so that this module also loads where no server could run.
+A sandbox wraps an `ExecApi`; addresses differ only in how that is made. The runtime is imported only for
+`inprocess`, so that this module also loads on platforms without a server.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeGuard, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
 
 from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.command import (
@@ -22,13 +22,12 @@ from holdfast.client.command import (
     retry_timeouts,
     run_command,
 )
-from holdfast.client.connection import CLIENT_NAME
+from holdfast.client.connection import CLIENT_NAME, check_loop, running_loop
 from holdfast.client.defaults import Defaults, Path, StrPath, check_env, optional_path, path_text
-from holdfast.client.event_loops import check_loop, running_loop
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
-from holdfast.client.files.files import FileMethods, Progress
+from holdfast.client.files.files import Progress, SandboxFiles
 from holdfast.client.files.trees import Transferred, download, upload
-from holdfast.client.host_service import Handler, HostService
+from holdfast.client.host_call import Handler, HostService
 from holdfast.client.process import Process
 from holdfast.client.remote import RemoteExec
 from holdfast.client.screen.screen import preload
@@ -37,6 +36,7 @@ from holdfast.client.terminal import Terminal, close_unknown as close_terminal
 from holdfast.config import ExecServerConfig
 from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
 from holdfast.exec_api import ExecApi
+from holdfast.sandboxes.registry import KINDS, AddressKind, check_address, target_at
 from holdfast.types import (
     Confinement,
     EnvironmentInfo,
@@ -54,41 +54,23 @@ from holdfast.types import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.sandboxes.sandbox_kind import Place
+    from holdfast.sandboxes.target import SandboxTarget
 
 T = TypeVar("T")
 
-#: Commands that `exec` runs at the same time in one sandbox; further ones wait for a place. Far more than a sandbox
-#: has cores, and few enough that a thousand calls at once do not exhaust its pids and descriptors.
+#: Concurrent commands of `exec` in one sandbox; further ones wait. Far more than a sandbox has cores, and few
+#: enough that a thousand calls at once do not exhaust its pids and descriptors.
 MAX_CONCURRENT_EXECS: Final = 64
-#: How long calls wait for a broken connection to come back: as long as the server keeps a session for its client.
+#: How long calls wait for a reconnect: as long as the server keeps the state of a disconnected client.
 RECONNECT_DEADLINE: Final = 60.0
-#: How long `terminal` waits for the first prompt: a slow profile is worth it, one that asks something is not.
+#: How long `terminal` waits for the first prompt: long enough for a slow profile.
 PROMPT_SECONDS: Final = 10.0
-#: `env` adds to the sandbox's whole environment: the caller asked for more variables, not for fewer.
+#: `env` adds to the sandbox's whole environment.
 _ADD_TO_ALL: Final = EnvPolicy(inherit="all", ignore_default_excludes=True)
-#: What stands before the colon, and how such an address is written.
-_ADDRESSES: Final = {
-    "local": "local",
-    "inprocess": "inprocess",
-    "unix": "unix:PATH",
-    "ws": "ws://HOST:PORT",
-    "wss": "wss://HOST:PORT",
-    "stdio": "stdio:COMMAND",
-}
-_PLACES: Final = {
-    "docker": "docker:NAME",
-    "podman": "podman:NAME",
-    "kubernetes": "kubernetes:NAMESPACE/POD[/CONTAINER]",
-    "ssh": "ssh:USER@HOST",
-    "bwrap": "bwrap:DIRECTORY",
-}
-#: Defaults of a connection that a kind of sandbox has as options of its own: there they hold for the server itself.
-_OF_THE_PLACE: Final = {"docker": ("user",), "podman": ("user",), "bwrap": ("env",)}
 
 
-class Sandbox(FileMethods):
-    """A place where commands run. `connect` makes one; it can be shared by any number of tasks of one loop."""
+class Sandbox(SandboxFiles):
+    """A place where commands run, opened by `connect`. Any number of tasks of one event loop can share it."""
 
     def __init__(
         self,
@@ -99,7 +81,7 @@ class Sandbox(FileMethods):
         cwd: StrPath | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """`user`, `cwd` and `env` are for every call that has none of its own; see `connect`."""
+        """`user`, `cwd` and `env` are defaults of calls; see `connect`."""
         self._connected = api
         self._loop = running_loop()
         self._defaults = Defaults(user=user, cwd=cwd, env=env)
@@ -113,7 +95,7 @@ class Sandbox(FileMethods):
 
     @property
     def api(self) -> ExecApi:
-        """The interface below: processes by id, without the conveniences."""
+        """The underlying `ExecApi`: processes by id."""
         return self._api
 
     # --- processes -----------------------------------------------------------------------------------------------
@@ -137,14 +119,13 @@ class Sandbox(FileMethods):
         exact_env: bool = False,
         merge_stderr: bool = False,
     ) -> Process:
-        """Start a process and return a handle on it; the process does not depend on the handle.
+        """Start a process and return a handle; the process does not depend on the handle.
 
-        `id` names it for later (`process`); without one it gets a short unique id. With a `tty` size it runs on a
-        terminal, which is always writable. `env` adds to the sandbox's environment, or to what `env_policy` leaves
-        of it; with `exact_env` it is the whole environment. By `overflow` the process waits for readers that follow
-        it (`"follow"`), for every reader that is attached (`"block"`), or for none (`"drop"`).
-        `lifetime="connection"` ends it when this client is gone for good. With `merge_stderr` all that it prints is
-        on stdout, in the order in which it was printed.
+        `id` is its key for `process`; the default is a short unique id. With a `tty` size it runs on a terminal,
+        which is always writable. `env` adds to the sandbox's environment, or to the part that `env_policy` leaves;
+        with `exact_env` it is the whole environment. By `overflow` the process waits for readers that follow it
+        (`"follow"`), for every attached reader (`"block"`), or for none (`"drop"`). `lifetime="connection"` ends it
+        when this client does not reconnect. With `merge_stderr` stderr goes to stdout, in the printed order.
         """
         if exact_env and (env is None or env_policy is not None):
             raise InvalidParams("exact_env: needs env, and no env_policy")
@@ -170,16 +151,16 @@ class Sandbox(FileMethods):
         try:
             return Process(self._api, await self._api.start(spec))
         except asyncio.CancelledError as cancelled:
-            # It may have started already, and its caller will never know its id.
+            # It may have started already, and the caller has no handle to end it.
             await clean_up_cancelled(self._api, kill_now(self._api, spec.process_id), cancelled)
             raise
 
     async def process(self, id: str) -> Process:
-        """A handle on a process that was started before, by whomever. `UnknownProcess` if there is none."""
+        """A handle on an existing process, whichever client started it; `UnknownProcess` if there is none."""
         return Process(self._api, await self._api.describe(id))
 
     async def processes(self) -> list[Process]:
-        """Handles on all processes: those that run, and those that ended and are still kept."""
+        """Handles on all processes: running ones, and ended ones that are still retained."""
         return [Process(self._api, info) for info in await self._api.list()]
 
     # --- commands ------------------------------------------------------------------------------------------------
@@ -198,14 +179,14 @@ class Sandbox(FileMethods):
         merge_stderr: bool = False,
         start_errors: StartErrors = "raise",
     ) -> ExecResult:
-        """Run a command to its end and return what it printed and its exit code.
+        """Run a command to its end and return its output and exit code.
 
         After `timeout` seconds, and when this call is cancelled, everything that the command started is killed.
-        With `timeout_retry` a command that timed out is run again up to twice, each time with less time. The
-        `TimeoutError` holds what the last attempt printed. With `concurrency` at most 64 commands run at a time,
-        and the time counts from when this one starts. `merge_stderr` puts stderr into stdout, in the order in which
-        both were printed. A command that cannot be started raises `CommandNotFound` or `NotExecutable`; with
-        `start_errors="result"` it ends with exit code 127 or 126, and the reason on stderr, as in a shell.
+        With `timeout_retry` a command that timed out is repeated up to twice, each time with less time. The
+        `TimeoutError` has the output of the last attempt. With `concurrency` at most 64 commands run at a time, and
+        the timeout counts from the start of this one. `merge_stderr` puts stderr into stdout, in the printed order.
+        A command that cannot be started raises `CommandNotFound` or `NotExecutable`; with `start_errors="result"`
+        it ends with exit code 127 or 126 and the reason on stderr, as in a shell.
         """
         argv = check_command(cmd)
         options = ExecRemoteOptions(
@@ -241,7 +222,7 @@ class Sandbox(FileMethods):
     ) -> ExecRemoteProcess | Coroutine[Any, Any, ExecResult]:
         """Start a command at once and stream it, or, with `stream=False`, await its result.
 
-        A plain method: the streamed command starts without an `await`, in the background of the running loop.
+        A plain method: the streamed command starts without an `await`, in the background of the running event loop.
         """
         argv = check_command(cmd)
         options = options or ExecRemoteOptions()
@@ -259,14 +240,14 @@ class Sandbox(FileMethods):
             return await self._attempts(argv, options)
 
     async def _attempts(self, argv: tuple[str, ...], options: ExecRemoteOptions) -> ExecResult:
-        # An id names one run of the command: another attempt would find the one that was killed.
+        # An id names one run of the command: another attempt would attach to the killed one.
         *earlier, last = retry_timeouts(options.timeout, options.timeout_retry and options.id is None)
         timed_out: list[float] = []
         for timeout in earlier:
             try:
                 return await self._attempt(argv, options, timeout, timed_out)
             except TimeoutError:
-                # Its whole tree is gone, so the next attempt does not run beside it.
+                # Its whole tree was killed, so the attempts do not run side by side.
                 assert timeout is not None
                 timed_out.append(timeout)
         return await self._attempt(argv, options, last, timed_out)
@@ -274,7 +255,7 @@ class Sandbox(FileMethods):
     async def _attempt(
         self, argv: tuple[str, ...], options: ExecRemoteOptions, timeout: float | None, earlier: Sequence[float]
     ) -> ExecResult:
-        # Nobody could write to it later, so `stdin_open` would only make the command wait.
+        # The caller has no handle to write to, so `stdin_open` would only make the command wait.
         spec = self._command_spec(argv, options, pipe_stdin=options.input is not None)
         return await run_command(
             self._api,
@@ -302,13 +283,13 @@ class Sandbox(FileMethods):
             merge_stderr=options.merge_stderr,
         )
 
-    # --- services of this program --------------------------------------------------------------------------------
+    # --- host calls ----------------------------------------------------------------------------------------------
 
     def offer(self, name: str, handler: Handler) -> HostService:
         """Offer a service to programs in the sandbox, for the length of an `async with` block.
 
         `handler` is an async function of a method's name and a body of bytes; it returns the answer, whole or as an
-        async iterator of pieces. Inside, `holdfast call NAME METHOD` reaches it by the service's `instance`.
+        async iterator of pieces. In the sandbox, `holdfast call NAME METHOD` calls it by the service's `instance`.
         """
         if not isinstance(self._api, RemoteExec):
             raise InvalidParams("services need a server that programs can call; 'inprocess' has none")
@@ -332,9 +313,9 @@ class Sandbox(FileMethods):
     ) -> Shell:
         """Start a live shell whose state persists from command to command.
 
-        `shell` is a name or a path (bash, dash, zsh, busybox ash, any POSIX sh); without one it is bash where there
-        is one, else sh. `id` names it for later (`open_shell`). `env` adds to the sandbox's environment. `login`
-        reads the profile files. `lifetime="connection"` closes it when this client is gone for good.
+        `shell` is a name or a path (bash, dash, zsh, busybox ash, any POSIX sh); the default is bash, or sh where
+        bash is missing. `id` is its key for `attach_shell`. `env` adds to the sandbox's environment. `login` reads
+        the profile files. `lifetime="connection"` closes it when this client does not reconnect.
         """
         variables = self._defaults.env(env)
         spec = ShellSpec(
@@ -356,12 +337,15 @@ class Sandbox(FileMethods):
             await clean_up_cancelled(self._api, close_unknown(self._api, spec.shell_id), cancelled)
             raise
 
-    async def open_shell(self, id: str) -> Shell:
-        """A handle on a shell that was started before, by whomever. `UnknownShell` if there is none."""
+    async def attach_shell(self, id: str) -> Shell:
+        """A handle on an existing shell, whichever client started it; `UnknownShell` if there is none."""
         return Shell(self._api, await self._api.describe_shell(id))
 
+    #: An older name of `attach_shell`. `ExecApi.open_shell` starts a shell.
+    open_shell = attach_shell
+
     async def shells(self) -> list[Shell]:
-        """Handles on all shells: those that are open, and the last ones that closed."""
+        """Handles on all shells: open ones, and the last ones that closed."""
         return [Shell(self._api, status) for status in await self._api.list_shells()]
 
     # --- terminals -----------------------------------------------------------------------------------------------
@@ -389,11 +373,11 @@ class Sandbox(FileMethods):
     ) -> Terminal:
         """Open a terminal with an interactive shell in it, or the program `command`.
 
-        Without a command it is `/bin/bash --login`, or sh where there is no bash; a str or a path object is a shell
+        Without a command it is `/bin/bash --login`, or sh where bash is missing; a str or a path object is a shell
         by name or path, a list a program with its arguments. bash and zsh mark their prompts (unless
-        `integration=False`), so that `state` and `run` know when a command has ended; this returns once the first
-        prompt is shown, or after `ready_timeout` seconds in any case. `env` adds to the sandbox's environment. `id`
-        names it for later (`open_terminal`); it is a process id, too.
+        `integration=False`), which shows when a command has ended; this call returns once the first prompt is
+        shown, or after `ready_timeout` seconds in any case. `env` adds to the sandbox's environment. `id` is its
+        key for `attach_terminal`, and a process id, too.
         """
         variables = self._defaults.env(env)
         spec = TerminalSpec(
@@ -416,33 +400,36 @@ class Sandbox(FileMethods):
         )
         try:
             status = await self._api.open_terminal(spec)
-            # By the time somebody looks at its screen, there is something to draw it with.
+            # Loads the emulator in the background, before the first `screen()`.
             self._spawn(asyncio.to_thread(preload))
             if status.integration:
-                with suppress(TerminalClosed):  # its profile ended it: the handle tells
+                with suppress(TerminalClosed):  # its profile ended it, which the status shows
                     _, status = await self._api.wait_terminal(status.terminal_id, "idle", timeout=ready_timeout)
         except asyncio.CancelledError as cancelled:
             await clean_up_cancelled(self._api, close_terminal(self._api, spec.terminal_id), cancelled)
             raise
         return Terminal(self._api, status, self._spawn)
 
-    async def open_terminal(self, id: str) -> Terminal:
-        """A handle on a terminal that was opened before, by whomever. `UnknownTerminal` if there is none."""
+    async def attach_terminal(self, id: str) -> Terminal:
+        """A handle on an existing terminal, whichever client opened it; `UnknownTerminal` if there is none."""
         return Terminal(self._api, await self._api.describe_terminal(id), self._spawn)
 
+    #: An older name of `attach_terminal`. `ExecApi.open_terminal` opens a new one.
+    open_terminal = attach_terminal
+
     async def terminals(self) -> list[Terminal]:
-        """Handles on all terminals: those that are open, and those that closed and are still kept."""
+        """Handles on all terminals: open ones, and closed ones that are still retained."""
         return [Terminal(self._api, status, self._spawn) for status in await self._api.list_terminals()]
 
-    # --- files: the others are in `FileMethods` -------------------------------------------------------------------
+    # --- files: the others are in `SandboxFiles` ------------------------------------------------------------------
 
     async def upload(
         self, local: Path, remote: Path, *, user: str | None = None, progress: Progress | None = None
     ) -> Transferred:
-        """Copy a local file or tree to `remote`, which is its name there; a tree is merged into one that is there.
+        """Copy a local file or tree to the path `remote`; a tree is merged into an existing directory.
 
-        Modes, times, symbolic links and empty directories come along; devices, sockets and FIFOs are left out and
-        told. `progress` is called with the bytes so far and the bytes in all.
+        Modes, times, symbolic links and empty directories are copied; devices, sockets and FIFOs are skipped and
+        listed. `progress` is called with the bytes so far and the total.
         """
         ends = path_text(local), self._defaults.path(remote)
         return await upload(self._api.files, *ends, user=self._defaults.user(user), progress=progress)
@@ -450,34 +437,34 @@ class Sandbox(FileMethods):
     async def download(
         self, remote: Path, local: Path, *, user: str | None = None, progress: Progress | None = None
     ) -> Transferred:
-        """Copy a file or tree of the sandbox to `local`; the same the other way round.
+        """Copy a file or tree of the sandbox to the path `local`, as `upload` does in the other direction.
 
-        Nothing is written outside `local` whatever the sandbox says: links that lead out of the tree are left out
-        and told, and setuid bits are not taken over.
+        Nothing is written outside `local`, whatever the sandbox sends: links that lead out of the tree are skipped
+        and listed, and setuid bits are dropped.
         """
         ends = self._defaults.path(remote), path_text(local)
         return await download(self._api.files, *ends, user=self._defaults.user(user), progress=progress)
 
-    # --- the place itself ----------------------------------------------------------------------------------------
+    # --- the sandbox itself --------------------------------------------------------------------------------------
 
     async def wait_for_port(self, port: int, timeout: float = 30.0, *, host: str = "127.0.0.1") -> None:
-        """Return once something in the sandbox accepts connections on `port`; `TimeoutError` otherwise."""
+        """Wait until a program in the sandbox accepts connections on `port`; `TimeoutError` otherwise."""
         await self._api.wait_for_port(port, host=host, timeout=timeout)
 
     async def info(self) -> EnvironmentInfo:
-        """What kind of place the sandbox is."""
+        """The sandbox's environment: shell, user, directories, platform and features."""
         return await self._api.info()
 
     async def status(self) -> ServerStatus:
-        """How the sandbox's server is."""
+        """The status of the sandbox's server."""
         return await self._api.status()
 
     async def usage(self, ids: Sequence[str]) -> UsageSample:
-        """What processes, terminals and shells use, with all that they started, in one look."""
+        """The resources that processes, terminals and shells use, with all that they started, in one sample."""
         return await self._api.usage(ids)
 
     async def aclose(self) -> None:
-        """Let go of the sandbox. Processes with `lifetime="server"` run on."""
+        """Close the connection to the sandbox. Processes with `lifetime="server"` continue."""
         check_loop(self._loop)
         tasks = list(self._tasks)
         for task in tasks:
@@ -501,7 +488,7 @@ class Sandbox(FileMethods):
 
 @asynccontextmanager
 async def connect(
-    address: str | Sequence[str] | Place,
+    address: str | Sequence[str] | SandboxTarget,
     *,
     token: str | None = None,
     config: ExecServerConfig | None = None,
@@ -512,24 +499,25 @@ async def connect(
     env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> AsyncIterator[Sandbox]:
-    """The sandbox at `address`, for the length of a `with` block.
+    """The sandbox at `address`, for the length of an `async with` block.
 
     `local` is the machine's own server, started when needed; `inprocess` runs processes as children of this
     program, with `config`; `unix:PATH` and `ws://...` are servers that listen there, the latter with `token` or
     HOLDFAST_TOKEN; a list is a command that serves on its stdio (`["holdfast", "serve", "--listen", "stdio"]`).
     `docker:NAME`, `podman:NAME`, `kubernetes:NAMESPACE/POD`, `ssh:USER@HOST` and `bwrap:DIRECTORY` are sandboxes
-    into which the server is put if it is not there; `options` are those of their kind (docs/sandboxes.md).
-    A connection that breaks comes back by itself and loses nothing, if it can within `reconnect_deadline` seconds.
+    into which the server is installed if it is missing; `options` are those of their kind (docs/sandboxes.md).
+    A broken connection is restored within `reconnect_deadline` seconds without loss, or fails.
 
-    `user`, `cwd` and `env` are for every call that has none of its own: commands, shells, terminals and files. A
-    relative `cwd` or file path of a call begins at the connection's `cwd`, and a call's `env` is laid over the
-    connection's. Containers run their whole server as `user`, and jails have `env` from the beginning.
+    `user`, `cwd` and `env` are defaults for commands, shells, terminals and files. A relative `cwd` or file path of
+    a call begins at the connection's `cwd`, and a call's `env` is laid over the connection's. Containers run their
+    whole server as `user`, and jails get `env` themselves.
     """
     defaults: dict[str, Any] = {"user": user, "cwd": cwd, "env": env}
-    for name in _of_the_place(address):
+    kind = _target_kind(address)
+    for name in () if kind is None else kind.own_defaults:
         if defaults[name] is not None:
             options[name] = defaults.pop(name)
-    Defaults(**defaults)  # what is wrong with them is said before anything is opened
+    Defaults(**defaults)  # checks them before anything is opened
     api = await open_exec(address, token=token, config=config, reconnect_deadline=reconnect_deadline, **options)
     box = Sandbox(api, max_concurrent_execs=max_concurrent_execs, **defaults)
     try:
@@ -539,7 +527,7 @@ async def connect(
 
 
 async def open_exec(
-    address: str | Sequence[str] | Place,
+    address: str | Sequence[str] | SandboxTarget,
     *,
     token: str | None = None,
     config: ExecServerConfig | None = None,
@@ -551,19 +539,23 @@ async def open_exec(
     if config is not None and address != "inprocess":
         shown = address if isinstance(address, str | Sequence) else address.address
         raise InvalidParams(f"config: only for 'inprocess'; the server at {shown!r} has settings of its own")
-    if _is_placed(address):
-        from holdfast.sandboxes.opening import open_sandbox
-
-        return await open_sandbox(address, options, reconnect_deadline=reconnect_deadline, client_name=client_name)
-    assert isinstance(address, str | Sequence)
+    if isinstance(address, str):
+        check_address(address)
+    target = None if isinstance(address, str | Sequence) else address
+    if isinstance(address, str) and _target_kind(address) is not None:
+        target, options = target_at(address, **options), {}
     if options:
-        raise InvalidParams(f"{', '.join(options)}: no option of {address!r}")
+        owner = repr(address) if target is None else f"a target, {target.address!r}"
+        raise InvalidParams(f"{', '.join(options)}: no option of {owner}")
+    if target is not None:
+        from holdfast.sandboxes.opening import open_target
+
+        return await open_target(target, reconnect_deadline=reconnect_deadline, client_name=client_name)
+    assert isinstance(address, str | Sequence)
     if address == "inprocess":
         from holdfast.runtime.local import LocalExec
 
         return LocalExec(config)
-    if isinstance(address, str):
-        check_address(address)
     from holdfast.client.dial import open_connection
     from holdfast.client.remote import RemoteExec
 
@@ -573,26 +565,10 @@ async def open_exec(
     return RemoteExec(connection)
 
 
-def check_address(address: str) -> None:
-    """Refuse an address of no kind that there is. Whether somebody is there is another question."""
-    kind, _, rest = address.partition(":")
-    if kind not in _ADDRESSES and not (kind in _PLACES and rest):
-        raise InvalidParams(
-            f"address {address!r}: not one of {', '.join([*_ADDRESSES.values(), *_PLACES.values()])}, "
-            "or a command as a list"
-        )
-
-
-def _is_placed(address: str | Sequence[str] | Place) -> TypeGuard[str | Place]:
-    """Whether it is a sandbox that the host reaches by a way of its own."""
-    if isinstance(address, str):
-        return address.partition(":")[0] in _PLACES
-    return not isinstance(address, Sequence)
-
-
-def _of_the_place(address: str | Sequence[str] | Place) -> tuple[str, ...]:
-    """The defaults of a connection that this kind of sandbox takes itself."""
-    return _OF_THE_PLACE.get(address.partition(":")[0], ()) if isinstance(address, str) else ()
+def _target_kind(address: str | Sequence[str] | SandboxTarget) -> AddressKind | None:
+    """The kind of an address that names a sandbox target; None for other addresses and for a target itself."""
+    kind = KINDS.get(address.partition(":")[0]) if isinstance(address, str) else None
+    return kind if kind is not None and kind.target else None
 
 
 def _terminal_argv(command: StrPath | Sequence[StrPath] | None) -> tuple[str, ...] | None:

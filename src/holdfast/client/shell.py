@@ -1,7 +1,7 @@
-"""A handle on a live shell in a sandbox, wherever that is: everything goes through `ExecApi`.
+"""A handle on a live shell in a sandbox; all its calls go through `ExecApi`.
 
-A handle holds no resources. Dropping it leaves the shell; another handle on the same id, in another program or
-after a reconnect, goes on with the same state.
+A handle holds no resources. Dropping it leaves the shell open; another handle on the same id, in another program or
+after a reconnect, continues with the same state.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Final
 
+import msgspec
+
 from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.collect import MIB, StreamTails
 from holdfast.client.defaults import StrPath, check_env, optional_path
-from holdfast.client.process import READER_WINDOW_BYTES, Process, write_pieces
+from holdfast.client.process import Process, write_pieces
 from holdfast.errors import (
     InternalError,
     InvalidParams,
@@ -30,6 +32,7 @@ from holdfast.types import (
     CommandEnded,
     CommandEvent,
     CommandSpec,
+    JobsAtClose,
     OutputChunk,
     OutputGap,
     ShellState,
@@ -39,14 +42,12 @@ from holdfast.types import (
     Struct,
 )
 
-#: What `run` holds in memory of each stream at most; of more, the most recent is kept and `truncated` is set.
+#: The most that `run` holds in memory of each stream; of more output the latest part is kept.
 RUN_LIMIT_BYTES: Final = 256 * MIB
-
-OnOutput = Callable[[OutputChunk | OutputGap], object]
 
 
 class CommandResult(Struct, frozen=True):
-    """What a command in a shell printed, and how it ended."""
+    """The output of a command in a shell, and how it ended."""
 
     stdout_bytes: bytes
     stderr_bytes: bytes
@@ -54,27 +55,27 @@ class CommandResult(Struct, frozen=True):
     exit_code: int
     #: The shell's working directory after it.
     cwd: str
-    #: Seconds, from when the shell began it.
+    #: Seconds since the shell began it.
     duration: float
     timed_out: bool = False
-    #: More was printed than is here: the most recent part is.
+    #: More was printed: this is the most recent part.
     truncated: bool = False
-    #: The shell is a new one in the same directory: `restored` says with what of the old one.
+    #: The shell was replaced by a new one in the same directory, with the state that `restored` names.
     shell_restarted: bool = False
     #: `exports` (the exported variables), or `state` (variables, functions, aliases, options and traps).
     restored: str = ""
-    #: `closed` if the command ended the shell; `reason` says how.
+    #: `closed` if the command ended the shell, for the `reason`.
     state: ShellState = "idle"
     reason: str = ""
 
     @property
     def stdout(self) -> str:
-        """As text; bytes that are no UTF-8 are shown as U+FFFD. `stdout_bytes` has them as they were."""
+        """stdout as text; bytes that are not UTF-8 become U+FFFD. `stdout_bytes` has the raw bytes."""
         return self.stdout_bytes.decode("utf-8", "replace")
 
     @property
     def stderr(self) -> str:
-        """The same of stderr."""
+        """stderr as text; bytes that are not UTF-8 become U+FFFD."""
         return self.stderr_bytes.decode("utf-8", "replace")
 
     @property
@@ -83,14 +84,14 @@ class CommandResult(Struct, frozen=True):
 
 
 class Shell:
-    """One shell by its id. `cwd` and `state` are what was last heard of it; `describe` asks again."""
+    """One shell by its id. `cwd` and `state` are the last known values; `describe` updates them."""
 
     def __init__(self, api: ExecApi, status: ShellStatus) -> None:
         self._api = api
         self._status = status
         self._cwd = status.cwd
         self._state: ShellState = status.state
-        #: The command that was begun last with an open stdin.
+        #: The last command that was started with an open stdin.
         self._reads: str | None = None
         self._writing = asyncio.Lock()
 
@@ -114,11 +115,11 @@ class Shell:
 
     @property
     def state(self) -> ShellState:
-        """`idle`, `running` or `closed`, as last heard."""
+        """The last known state, one of `ShellStates`."""
         return self._state
 
     async def describe(self) -> ShellStatus:
-        """How the shell is now: what runs in it, how many commands wait, why it is closed."""
+        """Fetch the current status: the running command, the queue, the reason of its end."""
         self._status = status = await self._api.describe_shell(self.id)
         self._cwd, self._state = status.cwd, status.state
         return status
@@ -137,13 +138,12 @@ class Shell:
         on_output: Callable[[OutputChunk | OutputGap], Awaitable[object] | object] | None = None,
         max_bytes: int = RUN_LIMIT_BYTES,
     ) -> CommandResult:
-        """Run a command in the live shell and return what it printed and its exit code.
+        """Run a command in the live shell and return its output and exit code.
 
-        Callers that come at once are served in their order. After `timeout` seconds the command and what it started
-        in the foreground are ended, `timed_out` is set, and the shell goes on; so also when this call is cancelled.
-        `cwd` and `env` are for this command alone. `on_output` is called with each piece as it is printed; if it
-        returns an awaitable, that is awaited, and the command waits for it. With `stdin="open"` the command reads
-        what `write` writes, up to `close_stdin` or its own end.
+        Concurrent calls run in order. After `timeout` seconds, and when this call is cancelled, the command and its
+        foreground processes are ended and the shell continues; a timeout sets `timed_out`. `cwd` and `env` are for
+        this command alone. `on_output` is called with each piece of output; if it returns an awaitable, the command
+        waits for it. With `stdin="open"` the command reads the data of `write`, up to `close_stdin` or its end.
         """
         stream = self._begin(command, timeout, cwd, env, input, stdin, live=on_output is not None)
         printed = StreamTails(max_bytes)
@@ -165,20 +165,8 @@ class Shell:
             await stream.aclose()
         if ended is None:
             raise InternalError(f"the events of a command in shell {self.id!r} ended without its end")
-        self._heard(ended)
-        return CommandResult(
-            stdout_bytes=printed.stdout.value(),
-            stderr_bytes=printed.stderr.value(),
-            exit_code=ended.exit_code,
-            cwd=ended.cwd,
-            duration=ended.duration,
-            timed_out=ended.timed_out,
-            truncated=printed.truncated,
-            shell_restarted=ended.shell_restarted,
-            restored=ended.restored,
-            state=ended.state,
-            reason=ended.reason,
-        )
+        self._cwd, self._state = ended.cwd, ended.state
+        return command_result(printed, ended)
 
     async def stream(
         self,
@@ -190,15 +178,15 @@ class Shell:
         input: str | bytes | None = None,
         stdin: StdinMode = "closed",
     ) -> AsyncGenerator[CommandEvent, None]:
-        """The same, event by event as it happens: output, and at last `CommandEnded`.
+        """Run a command and yield its events as they happen: output, and at last `CommandEnded`.
 
-        Nothing is lost to a slow consumer: the command waits. Leaving the iteration early interrupts the command.
+        A slow consumer loses nothing: the command waits. Leaving the iteration early interrupts the command.
         """
         stream = self._begin(command, timeout, cwd, env, input, stdin, live=True)
         try:
             async for event in stream:
                 if isinstance(event, CommandEnded):
-                    self._heard(event)
+                    self._cwd, self._state = event.cwd, event.state
                 yield event
         except ShellClosed:
             self._state = "closed"
@@ -236,7 +224,7 @@ class Shell:
         if spec.pipe_stdin and input is not None:
             raise InvalidParams("input: goes without stdin='open'; write it, and close stdin")
         try:
-            stream = self._api.run_in_shell(self.id, spec, live=live, window=READER_WINDOW_BYTES)
+            stream = self._api.run_in_shell(self.id, spec, live=live)
         except ShellClosed:
             self._state = "closed"
             raise
@@ -246,9 +234,9 @@ class Shell:
         return stream
 
     async def write(self, data: str | bytes) -> None:
-        """Write to the stdin of the command that this handle has begun last with `stdin="open"`.
+        """Write to the stdin of the last command of this handle with `stdin="open"`.
 
-        Returns when all was accepted, and waits while the command does not read. `StdinClosed` if the command has
+        Returns when all was accepted; waits while the command does not read. `StdinClosed` if the command has
         ended, or there was none.
         """
         try:
@@ -257,7 +245,7 @@ class Shell:
             raise self._not_reading() from None
 
     async def close_stdin(self) -> None:
-        """End of input for that command. Of a command that has ended, stdin is closed already."""
+        """Close the stdin of that command; no effect if the command has ended."""
         with contextlib.suppress(UnknownProcess):
             await self._api.close_stdin(self._reading())
 
@@ -269,15 +257,12 @@ class Shell:
     def _not_reading(self) -> StdinClosed:
         return StdinClosed(f"no command in shell {self.id!r} reads: run one with stdin='open'")
 
-    def _heard(self, ended: CommandEnded) -> None:
-        self._cwd, self._state = ended.cwd, ended.state
-
     async def start(self, command: str, *, id: str | None = None, stdin: StdinMode = "closed") -> Process:
-        """Start a command in the background, as a process of its own that begins with the shell's state.
+        """Start a command in the background, as a separate process that begins with the shell's state.
 
-        It has the shell's directory, variables and functions as they are when its turn comes, runs beside the
-        shell, outlives this handle, and is killed as a tree. What it changes does not come back to the shell. Its
-        stdin is empty, or with `stdin="open"` what `Process.write` writes.
+        It gets the shell's directory, variables and functions at its turn in the queue, runs beside the shell,
+        outlives this handle, and is killed as a tree. Its changes do not affect the shell. Its stdin is empty, or
+        with `stdin="open"` writable by `Process.write`.
         """
         process_id = id if id is not None else secrets.token_hex(6)
         pipe_stdin = stdin == "open"
@@ -286,13 +271,13 @@ class Shell:
         )
 
     async def interrupt(self) -> bool:
-        """End the command that runs, and all it started in the foreground. Returns whether one ran."""
+        """End the running command and its foreground processes. Returns whether one was running."""
         return await self._api.interrupt_shell(self.id)
 
-    # --- what comes late -----------------------------------------------------------------------------------------
+    # --- late output ---------------------------------------------------------------------------------------------
 
     async def output(self, since: int = 0) -> AsyncGenerator[OutputChunk | OutputGap, None]:
-        """What background jobs print after their command has ended, as it comes, until the shell is closed."""
+        """Output of background jobs after their command has ended, as it is printed, until the shell is closed."""
         stream = self._api.events(self.id, after_seq=since)
         try:
             async for event in stream:
@@ -302,17 +287,18 @@ class Shell:
             await stream.aclose()
 
     async def snapshot(self) -> Snapshot:
-        """The same, as far as it is kept now."""
+        """The late output that is retained now."""
         return await self._api.snapshot(self.id)
 
-    # --- its end -------------------------------------------------------------------------------------------------
+    # --- closing -------------------------------------------------------------------------------------------------
 
-    async def close(self, *, keep: bool = False, grace: float = 5.0) -> None:
+    async def close(self, *, jobs: JobsAtClose = "kill", grace: float = 5.0, keep: bool = False) -> None:
         """End the shell and everything it started: TERM, up to `grace` seconds, KILL.
 
-        Its EXIT trap runs. `keep` lets background jobs run on. A shell that is closed already may be closed again.
+        Its EXIT trap runs. Background jobs end with it, or continue with `jobs="keep"` (or the older `keep=True`).
+        Closing a closed shell is no error.
         """
-        await self._api.close_shell(self.id, keep=keep, grace=grace)
+        await self._api.close_shell(self.id, keep=keep or jobs == "keep", grace=grace)
         self._state = "closed"
 
     async def __aenter__(self) -> Shell:
@@ -325,12 +311,22 @@ class Shell:
             await clean_up_cancelled(self._api, close_unknown(self._api, self.id), error)
             self._state = "closed"
             return
-        # One that was closed long ago may be forgotten.
+        # A shell that was closed long ago is no longer known.
         with contextlib.suppress(UnknownShell):
             await self.close()
 
 
+def command_result(printed: StreamTails, ended: CommandEnded) -> CommandResult:
+    """The result of a command with this output and end."""
+    return CommandResult(
+        stdout_bytes=printed.stdout.value(),
+        stderr_bytes=printed.stderr.value(),
+        truncated=printed.truncated,
+        **msgspec.structs.asdict(ended),
+    )
+
+
 async def close_unknown(api: ExecApi, shell_id: str) -> None:
-    """Close a shell that may have been opened or not."""
+    """Close a shell that may not have been opened."""
     with contextlib.suppress(UnknownShell):
         await api.close_shell(shell_id, grace=0.0)

@@ -1,9 +1,9 @@
 """One reader of one process over a connection: its cursor, its buffer and its credit. Touches only the event loop.
 
-Rules. The server has at most `window` bytes on their way that we have not given credit for; credit is given for
-what the consumer took, so a slow consumer stops its own process's output and no other's. After a reconnect the
-reader subscribes again behind the last event that arrived; what it holds already stays. An event that arrives twice
-is dropped by its `seq`, and what a stream skips is told as a gap, computed from the offsets.
+Rules. The server has at most `window` bytes in flight without credit; credit is given for what the consumer took,
+so a slow consumer stops only the output of its own process. After a reconnect the reader subscribes again after the
+last event that arrived and keeps its buffer. A repeated event is dropped by its `seq`, and a jump of a stream's
+offset becomes a gap.
 """
 
 from __future__ import annotations
@@ -13,28 +13,27 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.types import Closed, Exited, ExitStatus, OutputChunk, OutputGap, ProcessEvent, Stream
+from holdfast.types import Closed, Exited, OutputChunk, OutputGap, ProcessEvent, Stream
 from holdfast.wire.messages import ClosedParams, ExitedParams, OutputParams, SubscribeParams, SubscribeSpec
 
 if TYPE_CHECKING:
-    from holdfast.client.backoff import Timer
-    from holdfast.client.connection import Call, Connection
+    from holdfast.client.connection import ClientConnection, PendingCall, Timer
 
-#: Credit for less than half a window is given after this long: soon for a process, and rarely for the wire.
+#: Credit for less than half a window is given after this delay: soon for a process, and rarely for the wire.
 LATE_CREDIT_SECONDS: Final = 0.02
-#: And as the consumer takes something, after this long since the last: one that takes little at a time follows, and
-#: must not look to the server as if it had stalled (`reader_stall_seconds`).
+#: Credit is also given when the consumer takes something this long after the last: a consumer that takes little at
+#: a time must not count as stalled on the server (`reader_stall_seconds`).
 SLOW_CREDIT_SECONDS: Final = 1.0
-#: And not for less than this part of a window: no process waits for so little.
+#: No credit for less than this part of a window: no process waits for so little.
 LATE_CREDIT_FRACTION: Final = 1024
 
 
 class Subscription:
-    """`EventStream` over a connection. Ends after `Closed`; dropping it unsubscribes as `aclose` does."""
+    """`EventStream` over a connection. Ends after `Closed`; dropping it unsubscribes, as `aclose` does."""
 
     _opened = False
 
-    def __init__(self, connection: Connection, id: str, process_id: str, after_seq: int, window: int) -> None:
+    def __init__(self, connection: ClientConnection, id: str, process_id: str, after_seq: int, window: int) -> None:
         self.id = id
         self.process_id = process_id
         self.window = window
@@ -45,20 +44,20 @@ class Subscription:
         #: The `seq` of the last event that arrived, and of the last one that the consumer took.
         self._seq = after_seq
         self._taken_seq = after_seq
-        #: Where each stream goes on. From the start every stream is at 0; from elsewhere its first chunk tells.
+        #: The next offset of each stream: 0 from the start, otherwise known from its first chunk.
         self._next_offset: dict[Stream, int] = {} if after_seq else {"stdout": 0, "stderr": 0, "pty": 0}
-        #: Taken and not yet credited; and held since before the last subscription, for which none is due.
+        #: Bytes taken and not yet credited; and bytes held since before the last subscription, which get no credit.
         self._taken = 0
         self._credited_at = self._loop.time()
         self._not_due = 0
-        #: The start that opens this reader in the same round trip.
-        self._starting: Call[Any] | None = None
+        #: The call that starts the process and opens this reader in the same round trip.
+        self._starting: PendingCall[Any] | None = None
         self._deferred = False
         self._ended = False
         self._error: HoldfastError | None = None
-        #: Channels since the last new event that ended with a message which could not be decoded.
+        #: Channels since the last new event that ended with an undecodable message.
         self.undecodable = 0
-        #: Seconds between polls, where nothing is pushed; None is the place's own.
+        #: Seconds between polls, where nothing is pushed; None: the sandbox's default.
         self.poll_interval: float | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._late_credit: Timer | None = None
@@ -81,7 +80,7 @@ class Subscription:
                 self._connection.attach(self)
                 continue
             if self._taken > self.window // LATE_CREDIT_FRACTION and self._late_credit is None:
-                # A process that waits for its reader must hear of a reader that waits for it.
+                # The process may be waiting for credit while this reader waits for output.
                 self._late_credit = self._connection.clock.call_later(LATE_CREDIT_SECONDS, self._give_credit)
             self._waiter = self._loop.create_future()
             try:
@@ -94,7 +93,7 @@ class Subscription:
         return event
 
     async def aclose(self) -> None:
-        """Stop reading. The process goes on, and another reader can begin where this one stopped."""
+        """Stop reading. The process continues, and another reader can begin where this one stopped."""
         if not self._ended:
             self._ended = True
             if self._opened:
@@ -103,7 +102,7 @@ class Subscription:
         self._wake()
 
     def __del__(self) -> None:
-        # Left in the middle of an `async for`. The collector may run in any thread.
+        # Dropped in the middle of an `async for`. The garbage collector may run in any thread.
         if self._opened and not self._ended and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._connection.detach, self.id)
 
@@ -130,28 +129,28 @@ class Subscription:
     # --- the connection's side -------------------------------------------------------------------------------
 
     def spec(self) -> SubscribeSpec:
-        """What a start carries to open this reader, behind the last event that has arrived."""
+        """The part of a start that opens this reader, after the last event that has arrived."""
         return SubscribeSpec(self.id, self._seq, self.window, self._connection.polls)
 
     def arrived(self, stream: Stream) -> int:
         """How many bytes of a stream have arrived, for a reader from the first event on."""
         return self._next_offset[stream]
 
-    def opened_by(self, call: Call[Any]) -> None:
-        """`call` starts the process and opens this reader."""
+    def opened_by(self, call: PendingCall[Any]) -> None:
+        """Note that `call` starts the process and opens this reader."""
         self._starting = call
         self._opened = True
 
     def connected(self) -> None:
-        """The connection is open (again): subscribe behind what arrived."""
+        """Subscribe after the last event, because the connection is open (again)."""
         if self._starting is not None and not self._starting.future.done():
-            # The start is sent again and brings the reader with it, from the first event on.
+            # The repeated start opens the reader, from the first event on.
             self._begin_window()
             return
         if self._buffered * 2 < self.window:
             self._subscribe()
         else:
-            # A new window on top of a full buffer, at every reconnect, would have no bound.
+            # Another window on top of a full buffer, at every reconnect, would be unbounded.
             self._deferred = True
 
     def _subscribe(self) -> None:
@@ -160,7 +159,7 @@ class Subscription:
         self._connection.subscribe(params, self._subscribed)
 
     def _begin_window(self) -> None:
-        """The server counts from nothing again; no credit is due for what is held already."""
+        """Reset the credit: the server counts from 0 again, and gets none for the bytes that are held."""
         self._deferred = False
         self._taken = 0
         self._not_due = self._buffered
@@ -170,28 +169,28 @@ class Subscription:
             self.fail(error)
 
     def finish(self) -> None:
-        """Nothing is to come through it: what it was opened for told everything elsewhere."""
+        """End the reader without events, because the reply has all the output."""
         if not self._ended:
             self._ended = True
             self._connection.ended(self.id)
             self._wake()
 
     def fail(self, error: HoldfastError) -> None:
-        """Nothing more will come; what arrived before can still be read."""
+        """End the reader with an error; events that arrived before can still be read."""
         if not self._ended and self._error is None:
             self._error = error
             self._wake()
 
-    # --- what arrives: each returns whether it was new ---------------------------------------------------------
+    # --- incoming events: each method returns whether the event was new ------------------------------------------
 
     def output(self, output: OutputParams) -> bool:
         data, offset, stream = output.chunk, output.offset, output.stream
         if self._ended:
             return False
-        # An empty chunk has the number of one that was lost: it shows a gap that nothing follows.
+        # An empty chunk has the number of a lost one: it reports a gap that no chunk follows.
         if output.seq < self._seq or (output.seq == self._seq and data):
             self._taken += len(data)
-            # Nothing for the consumer, but whoever waits must give credit for it.
+            # Nothing for the consumer, but a waiting one must give credit for it.
             self._wake()
             return False
         is_new = output.seq > self._seq
@@ -215,7 +214,7 @@ class Subscription:
         if params.seq <= self._seq or self._ended:
             return False
         self._seq = params.seq
-        self._events.append(Exited(params.seq, ExitStatus(params.exit_code, params.signal)))
+        self._events.append(Exited(params.seq, params.status))
         self._wake()
         return True
 

@@ -1,7 +1,7 @@
-"""A handle on a terminal in a sandbox, wherever that is: everything goes through `ExecApi`.
+"""A handle on a terminal in a sandbox; all its calls go through `ExecApi`.
 
-A handle holds no resources in the sandbox: dropping it leaves the terminal, and another handle on the same id sees
-the same output. Screens and recordings are made on this side, from what the sandbox keeps.
+A handle holds no resources in the sandbox: dropping it leaves the terminal open, and another handle on the same id
+reads the same output. The client draws screens and recordings from the output that the sandbox retains.
 """
 
 from __future__ import annotations
@@ -40,47 +40,46 @@ from holdfast.types import (
     TerminalRead,
     TerminalSize,
     TerminalState,
+    TerminalStates,
     TerminalStatus,
     TerminalWait,
 )
 
 Control = Literal["CTRL_C", "CTRL_D", "SIGINT", "SIGTERM", "SIGKILL", "RESIZE"]
 
-#: What one step of a screen or a recording asks for.
+#: Bytes that one step of a screen or a recording reads.
 _STEP_BYTES: Final = 1024 * 1024
-#: What `expect` still searches when its time is over: as much as a sandbox keeps by default. Without a bound, a
-#: program that prints faster than it is read would hold it up.
+#: Bytes that `expect` still searches after its timeout: as much as a sandbox retains by default. Without a bound, a
+#: program that prints faster than it is read would block `expect` for ever.
 _BACKLOG_BYTES: Final = 32 * MIB
-#: How long one long poll of a stream waits. A shorter one would cost a round trip more often.
+#: How long one long poll waits. A shorter one would cost a round trip more often.
 _POLL_SECONDS: Final = 30.0
-#: `state` and `awaiting_input` are kept up to date for so long after somebody last looked at one.
-_WATCH_SECONDS: Final = 10.0
-_OVER: Final = ("CLOSED", "ERROR")
-#: Ends a sequence that was cut by a gap, so that what follows is not taken for its rest.
+_OVER: Final = (TerminalStates.CLOSED, TerminalStates.ERROR)
+#: Cancels an escape sequence that a gap has cut, so that the emulator does not take later output for its rest.
 _CANCEL: Final = b"\x18"
 
 
 class TerminalResult(Struct, frozen=True):
-    """What a command typed in a terminal showed, and how it ended."""
+    """The output of a command that was typed in a terminal, and how it ended."""
 
     output_bytes: bytes
     #: 124 after a timeout.
     exit_code: int
-    #: Seconds, from when it was typed.
+    #: Seconds since it was typed.
     duration: float
     timed_out: bool = False
-    #: More was printed than is here: the most recent part is.
+    #: More was printed: this is the most recent part.
     truncated: bool = False
     #: The terminal's state after it: BUSY if it could not be stopped, CLOSED if it ended the shell.
     state: TerminalState = "IDLE"
     reason: str = ""
-    #: Where its output begins and ends, for `read`.
+    #: The positions of the beginning and the end of its output, for `read`.
     start_token: int = 0
     end_token: int = 0
 
     @property
     def output(self) -> str:
-        """As text, with the line ends of a file. `output_bytes` has what the terminal got."""
+        """The output as text, with `\\n` as line ends; `output_bytes` has the raw bytes."""
         return self.output_bytes.decode("utf-8", "replace").replace("\r\n", "\n")
 
     @property
@@ -89,7 +88,7 @@ class TerminalResult(Struct, frozen=True):
 
 
 class TerminalMatch(Struct, frozen=True):
-    """Where a terminal printed what was expected. `token` is the position right behind it: read on from there."""
+    """A match of `expect`. `token` is the position directly after it, from which to continue reading."""
 
     data: bytes
     #: Bytes printed before it.
@@ -105,8 +104,8 @@ class TerminalMatch(Struct, frozen=True):
 class Terminal:
     """One terminal by its id.
 
-    `state`, `prompt` and `awaiting_input` are what was last heard; from the first look at one of them on they
-    follow what happens, a moment behind. `describe` asks at once.
+    `status`, and its parts `state`, `prompt`, `continuation` and `awaiting_input`, are the last known values: those
+    of the last call that returned a status. `describe` fetches them; `watch` keeps them up to date.
     """
 
     def __init__(
@@ -120,18 +119,17 @@ class Terminal:
         self._spawn = spawn
         self._writing = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
-        self._looked = False
         self._emulator: Emulator | None = None
         self._emulating = asyncio.Lock()
-        #: How far the emulator has come.
+        #: The position up to which the emulator has drawn.
         self._shown = 0
-        #: How far `expect` has come, and `run`, which returns the output before.
+        #: The position at which the next `expect` begins: after the last match or `run`.
         self._expected = 0
 
     def __repr__(self) -> str:
         return f"<Terminal {self.id!r} {self._status.state} pid={self.pid}>"
 
-    # --- what it is ----------------------------------------------------------------------------------------------
+    # --- status --------------------------------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
@@ -149,23 +147,22 @@ class Terminal:
 
     @property
     def status(self) -> TerminalStatus:
-        """Everything that was last heard."""
-        self._keep_up()
+        """The last known status."""
         return self._status
 
     @property
     def state(self) -> TerminalState:
-        """`RUNNING`, `BUSY`, `IDLE`, `CLOSING`, `CLOSED` or `ERROR`."""
+        """The last known state, one of `TerminalStates`."""
         return self.status.state
 
     @property
     def prompt(self) -> str | None:
-        """The prompt that is shown or was shown last, as text."""
+        """The current or last prompt, as text."""
         return self.status.prompt
 
     @property
     def continuation(self) -> bool:
-        """Whether the shell shows a continuation prompt: it asks for the rest of a command."""
+        """Whether the shell shows a continuation prompt, for the rest of a command."""
         return self.status.continuation
 
     @property
@@ -174,43 +171,44 @@ class Terminal:
         return self.status.awaiting_input
 
     async def describe(self) -> TerminalStatus:
-        """How the terminal is now."""
-        return self._heard(await self._api.describe_terminal(self.id))
+        """Fetch the current status."""
+        return self._update(await self._api.describe_terminal(self.id))
 
-    def _heard(self, status: TerminalStatus) -> TerminalStatus:
+    def _update(self, status: TerminalStatus) -> TerminalStatus:
         # Replies may overtake each other.
         if status.changes >= self._status.changes:
             self._status = status
         return status
 
-    def _keep_up(self) -> None:
-        self._looked = True
+    async def watch(self) -> None:
+        """Fetch the current status, and from then on keep it up to date in the background until `release`.
+
+        This costs a long poll at a time, and the sandbox checks more often whether a program awaits input.
+        """
+        await self.describe()
         if self._watcher is None and self._status.state not in _OVER:
-            with contextlib.suppress(RuntimeError):  # looked at outside a loop: it stays as it is
-                asyncio.get_running_loop()
-                self._watcher = self._spawn(self._watch())
+            self._watcher = self._spawn(self._watch())
 
     async def _watch(self) -> None:
         try:
-            while self._looked and self._status.state not in _OVER:
-                self._looked = False
+            while self._status.state not in _OVER:
                 _, status = await self._api.wait_terminal(
-                    self.id, "change", timeout=_WATCH_SECONDS, changes=self._status.changes
+                    self.id, "change", timeout=_POLL_SECONDS, changes=self._status.changes
                 )
-                self._heard(status)
+                self._update(status)
         except HoldfastError:
-            return  # the next call tells its caller
+            return  # the caller's next call raises it
         finally:
             self._watcher = None
 
     # --- input ---------------------------------------------------------------------------------------------------
 
     async def send(self, data: str | bytes) -> None:
-        """Type text or bytes as they are. Returns when all was accepted; waits while nobody reads."""
+        """Type text or bytes unchanged. Returns when all was accepted; waits while no program reads."""
         try:
             await write_pieces(self._api, self.id, data, self._writing)
         except StdinClosed:
-            raise TerminalClosed(f"terminal {self.id!r} is closed: nobody reads what is typed") from None
+            raise TerminalClosed(f"terminal {self.id!r} is closed and takes no input") from None
 
     async def send_keys(self, *keys: str) -> None:
         """Press keys by name: `C-c`, `Up`, `F5`, `M-x`, `Enter`; or a single character."""
@@ -218,17 +216,17 @@ class Terminal:
             await self._api.press_keys(self.id, keys)
 
     async def paste(self, text: str) -> None:
-        """Type text as a paste, if the program in the foreground knows of pasting: no line of it runs by itself."""
+        """Type text as a bracketed paste if the foreground program supports it, so that no line runs by itself."""
         status = await self.describe()
         if not status.bracketed_paste:
             await self.send(text)
             return
         if "\x1b[201~" in text:
-            raise InvalidParams("text: holds the sequence that ends a paste")
+            raise InvalidParams("text: contains the sequence that ends a paste")
         await self.send(f"\x1b[200~{text}\x1b[201~")
 
     async def control(self, action: Control, *, rows: int | None = None, cols: int | None = None) -> None:
-        """One of the control actions: a key, a signal to what is in the foreground, or a size."""
+        """Perform a control action: a key, a signal to the foreground, or a resize."""
         name = action.upper()
         if name == "CTRL_C":
             await self.send(b"\x03")
@@ -244,12 +242,12 @@ class Terminal:
             raise InvalidParams(f"control action {action!r}: not one of {', '.join(get_args(Control))}")
 
     async def signal(self, signal: str | int) -> None:
-        """Send a signal, by name (`INT`, `SIGINT`) or number, to what is in the foreground."""
+        """Send a signal, by name (`INT`, `SIGINT`) or number, to the foreground process group."""
         name = signal if isinstance(signal, str) else signal_name(signal)
         await self._api.signal(self.id, name)
 
     async def resize(self, rows: int, cols: int) -> None:
-        """Give the terminal another size; the program in the foreground gets WINCH."""
+        """Set the size; the foreground program gets SIGWINCH."""
         await self._api.resize(self.id, TerminalSize(rows, cols))
 
     # --- commands ------------------------------------------------------------------------------------------------
@@ -257,14 +255,14 @@ class Terminal:
     async def run(
         self, command: str, timeout: float | None = None, *, max_bytes: int = TERMINAL_OUTPUT_BYTES
     ) -> TerminalResult:
-        """Type a command at the prompt of bash or zsh, and return what it showed once the prompt is back.
+        """Type a command at the prompt of bash or zsh, and return its output once the next prompt is shown.
 
-        Callers that come at once are served in their order. After `timeout` seconds it gets Ctrl-C, then TERM, then
-        KILL, and `timed_out` is set; a call that is cancelled interrupts it. Of more than `max_bytes` of output the
-        latest are returned.
+        Concurrent calls run in order. After `timeout` seconds the command gets Ctrl-C, then TERM, then KILL, and
+        `timed_out` is set; a cancelled call interrupts it. Of more than `max_bytes` of output the latest part is
+        returned.
         """
         ended = await self._api.run_in_terminal(self.id, command, timeout=timeout, max_bytes=max_bytes)
-        self._heard(
+        self._update(
             msgspec.structs.replace(
                 self._status,
                 state=ended.state,
@@ -276,45 +274,36 @@ class Terminal:
             )
         )
         self._expected = max(self._expected, ended.end_token)
-        return TerminalResult(
-            output_bytes=ended.output,
-            exit_code=ended.exit_code,
-            duration=ended.duration,
-            timed_out=ended.timed_out,
-            truncated=ended.truncated,
-            state=ended.state,
-            reason=ended.reason,
-            start_token=ended.start_token,
-            end_token=ended.end_token,
-        )
+        fields = {name: getattr(ended, name) for name in TerminalResult.__struct_fields__ if name != "output_bytes"}
+        return TerminalResult(output_bytes=ended.output, **fields)
 
     # --- waiting -------------------------------------------------------------------------------------------------
 
     async def wait_until_idle(self, timeout: float | None = None) -> TerminalStatus:
-        """Until the prompt is shown and nothing that was typed is on its way; `TimeoutError` otherwise."""
+        """Wait until the prompt is shown and no typed input is pending; `TimeoutError` otherwise."""
         return await self._wait("idle", timeout, "shows no prompt")
 
     async def wait_until_awaiting_input(self, timeout: float | None = None) -> TerminalStatus:
-        """Until a program in the foreground waits for input, and has read all that was typed."""
+        """Wait until a foreground program awaits input and has read everything that was typed."""
         return await self._wait("awaitingInput", timeout, "does not wait for input")
 
     async def _wait(self, until: TerminalWait, timeout: float | None, otherwise: str) -> TerminalStatus:
         reached, status = await self._api.wait_terminal(self.id, until, timeout=timeout)
-        self._heard(status)
+        self._update(status)
         if not reached:
-            why = ": the shell asks for the rest of a command" if status.continuation else ""
+            why = ": the shell shows a continuation prompt" if status.continuation else ""
             raise TimeoutError(f"terminal {self.id!r} {otherwise} after {timeout or 0.0:g} s{why}")
         return status
 
     async def expect(
         self, pattern: Pattern, timeout: float | None = None, *, since: int | None = None
     ) -> TerminalMatch:
-        """Wait until `pattern` is printed, looking from the position `since` on.
+        """Wait until `pattern` is printed after the position `since`.
 
         Without `since`, the search begins where the last match of this handle ended, or the output of its last
-        `run`; at first, where the terminal's output begins. A str or bytes pattern is looked for as it stands;
-        `re.compile(...)` makes it a regular expression. The echo of what was typed is output, too. `TimeoutError`
-        after `timeout` seconds, `TerminalClosed` when the terminal closes first.
+        `run`; at first, at the beginning of the output. A str or bytes pattern is literal; `re.compile(...)` makes
+        it a regular expression. The echo of typed input is output, too. Raises `TimeoutError` after `timeout`
+        seconds, and `TerminalClosed` if the terminal closes first.
         """
         now = asyncio.get_running_loop().time
         deadline = None if timeout is None else now() + timeout
@@ -347,7 +336,7 @@ class Terminal:
         return b"".join(event.payload for event in found.events if event.type == "output")
 
     async def wait(self, timeout: float | None = None) -> ExitStatus:
-        """How its program ended. `TimeoutError` if it still runs after `timeout` seconds; it goes on."""
+        """Wait for the exit status of its program; `TimeoutError` after `timeout` seconds, and it continues."""
         status = await self._api.wait(self.id, timeout=timeout)
         if status is None:
             raise TimeoutError(f"terminal {self.id!r} is still open after {timeout or 0.0:g} s")
@@ -358,18 +347,18 @@ class Terminal:
     async def read(
         self, since: int = 0, wait: float = 0.0, *, max_bytes: int | None = None, marks: bool = False
     ) -> TerminalRead:
-        """Output and events after the position `since`, waiting up to `wait` seconds for something to come.
+        """Read output and events after the position `since`, waiting up to `wait` seconds for the first.
 
-        Read on from the result's `token`. With `marks`, prompt marks have their escape sequences as payload.
+        Continue from the result's `token`. With `marks`, prompt marks have their escape sequences as payload.
         """
         return await self._api.read_terminal(self.id, since=since, wait=wait, max_bytes=max_bytes, marks=marks)
 
     async def events(
         self, since: int = 0, *, marks: bool = False, cursor: bool = False
     ) -> AsyncGenerator[TerminalEvent, None]:
-        """The same as it happens, until the terminal is closed and everything was told.
+        """Output and events as they happen, until the terminal is closed.
 
-        With `cursor`, output events say where the cursor is on the screen after them.
+        With `cursor`, output events have the position of the cursor after them.
         """
         screen = emulator(self.size.rows, self.size.cols) if cursor else None
         token = 0 if cursor else since
@@ -389,18 +378,18 @@ class Terminal:
                 screen.close()
 
     async def output(self, since: int = 0) -> AsyncGenerator[bytes, None]:
-        """What is printed after the position `since`, as it comes."""
+        """Output after the position `since`, as it is printed."""
         async for event in self.events(since):
             if event.type == "output":
                 yield event.payload
 
     async def screen(self) -> Screen:
-        """What a person would see now. The first call reads all that is kept, a later one what is new."""
+        """The current screen. The first call reads all retained output, a later one only new output."""
         async with self._emulating:
             return (await self._draw()).screen()
 
     async def redraw(self) -> tuple[bytes, int]:
-        """What draws the screen on a terminal of the same size that was just cleared, and the position after it."""
+        """Bytes that draw the screen on a cleared terminal of the same size, and the position after it."""
         async with self._emulating:
             drawn = await self._draw()
             return drawn.restore(), self._shown
@@ -418,10 +407,9 @@ class Terminal:
             self._shown = found.token
 
     async def recording(self, *, input: bool = False, title: str | None = None) -> str:
-        """Everything that is kept, as asciicast v2, with its real timing.
+        """The retained output as asciicast v2, with its real timing.
 
-        `input` adds what was typed, if the terminal was opened with `record_input`. What is no longer kept shows as
-        a marker.
+        `input` adds typed input, if the terminal was opened with `record_input`. Dropped output shows as a marker.
         """
         status = await self.describe()
         events: list[CastEvent] = []
@@ -437,9 +425,9 @@ class Terminal:
                 if event.type == "resize" and event.size is not None and not begun:
                     size, begun = event.size, True  # the size that it was opened with
                     continue
-                told = _cast_event(event, status.started_at, input=input)
-                if told is not None:
-                    events.append(told)
+                cast_event = _cast_event(event, status.started_at, input=input)
+                if cast_event is not None:
+                    events.append(cast_event)
         return "".join(
             write_cast(
                 events,
@@ -451,7 +439,7 @@ class Terminal:
             )
         )
 
-    # --- its end -------------------------------------------------------------------------------------------------
+    # --- closing -------------------------------------------------------------------------------------------------
 
     async def close(
         self,
@@ -462,7 +450,7 @@ class Terminal:
     ) -> TerminalStatus:
         """End the terminal: `exit` at the prompt, else a hang-up, up to `grace` seconds, KILL (`force`: at once).
 
-        Background jobs end with it, or run on with `jobs="keep"`. One that is closed already may be closed again.
+        Background jobs end with it, or continue with `jobs="keep"`. Closing a closed terminal is no error.
         """
         kind = mode.lower()
         if kind not in get_args(CloseMode):
@@ -475,7 +463,7 @@ class Terminal:
         return status
 
     async def release(self) -> None:
-        """Let go of what this handle holds on this side. The terminal goes on."""
+        """Stop `watch` and free the emulator of this handle. The terminal stays open."""
         if self._watcher is not None:
             self._watcher.cancel()
         async with self._emulating:
@@ -489,7 +477,7 @@ class Terminal:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # One that was closed long ago may be forgotten.
+        # A terminal that was closed long ago is no longer known.
         with contextlib.suppress(UnknownTerminal):
             if isinstance(error, asyncio.CancelledError):
                 await clean_up_cancelled(self._api, self.close("force"), error)
@@ -498,13 +486,13 @@ class Terminal:
 
 
 async def close_unknown(api: ExecApi, terminal_id: str) -> None:
-    """Close a terminal that may have been opened or not."""
+    """Close a terminal that may not have been opened."""
     with contextlib.suppress(UnknownTerminal):
         await api.close_terminal(terminal_id, mode="force")
 
 
 def _search(search: OutputSearch, event: TerminalEvent) -> OutputMatch | None:
-    """The match that this event completes, if any; `before` is how many events stand before its end."""
+    """The match that this event completes, if any; `before` is the number of events before its end."""
     if event.type == "gap":
         search.feed(OutputGap("pty", event.offset, event.length))
     elif event.type == "output":

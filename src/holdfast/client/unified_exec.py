@@ -1,8 +1,8 @@
-"""The tool surface for models: `exec_command` and `write_stdin`, each answered by a bounded window of output.
+"""Tool calls for models: `exec_command` and `write_stdin`, each of which returns a bounded window of output.
 
 A call returns when the command ends or its yield time is over, whichever comes first; a command that still runs is
-kept as a session. A watcher a session reads the output as it comes and tells the four events of the surface, so
-that the end of a command is told also when no call is waiting for it. Everything goes through `Sandbox`.
+kept as a session. One watcher for each session reads its output and emits the four kinds of events, so that the end
+of a command is reported even if no call waits for it. All calls go through `Sandbox`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from holdfast.errors import (
 )
 from holdfast.types import Exited, ExitStatus, OutputChunk, OutputGap, Stream, Struct, TerminalSize
 
-#: The yield window. Shorter than a quarter of a second a model only polls; longer than half a minute it seems hung.
+#: Bounds of the yield time: below a quarter of a second a model only polls, above half a minute it seems hung.
 MIN_YIELD_MS: Final = 250
 MAX_YIELD_MS: Final = 30_000
-#: What a model is given by default: some 10,000 tokens of four bytes.
+#: The default window: some 10,000 tokens of four bytes.
 DEFAULT_OUTPUT_BYTES: Final = 40_000
-#: Kept of what a session prints between two calls, and of its whole transcript for `ExecCommandEnd`.
+#: The held output of a session between two calls, and of its whole transcript for `ExecCommandEnd`.
 TRANSCRIPT_BYTES: Final = 1 * MIB
-#: Sessions at a time. A model that has 64 programs running has lost count of them.
+#: Sessions at a time, far more than a model keeps track of.
 MAX_SESSIONS: Final = 64
 
 
@@ -50,7 +50,7 @@ class ExecCommandBegin(Struct, frozen=True):
 
 
 class ExecCommandOutputDelta(Struct, frozen=True):
-    """A command printed something. `text` holds whole characters only."""
+    """Output of a command. `text` has only whole characters."""
 
     session_id: int
     stream: Stream
@@ -67,7 +67,7 @@ class TerminalInteraction(Struct, frozen=True):
 
 
 class ExecCommandEnd(Struct, frozen=True):
-    """A command ended, told once. `transcript` is the head and the tail of all that it printed."""
+    """A command ended; emitted once. `transcript` is the head and the tail of its output."""
 
     session_id: int
     process_id: str
@@ -82,15 +82,15 @@ OnEvent = Callable[[UnifiedExecEvent], Awaitable[None] | None]
 
 
 class ToolOutput(Struct, frozen=True):
-    """What a model gets back from a call: output since the call before, bounded."""
+    """The result of a call: the output since the previous call, bounded."""
 
     #: Names the session for `write_stdin` while the command runs; None once it ended.
     session_id: int | None
     #: None while the command runs.
     exit_code: int | None
-    #: The output as text; where bytes are left out, a line says how many.
+    #: The output as text, with a line in place of omitted bytes.
     output: str
-    #: The same as bytes, head and tail joined with nothing between them.
+    #: The output as bytes, head and tail joined with nothing between them.
     output_bytes: bytes
     omitted_bytes: int
     #: Seconds that the call took.
@@ -106,7 +106,7 @@ class ToolOutput(Struct, frozen=True):
 
 
 class _Session:
-    """One command: its process, its watcher, and what was printed since the last call."""
+    """One command: its process, its watcher, and its output since the last call."""
 
     def __init__(self, session_id: int, process: Process, began: float) -> None:
         self.session_id = session_id
@@ -116,16 +116,16 @@ class _Session:
         self.transcript = HeadTailBuffer(TRANSCRIPT_BYTES)
         self.status: ExitStatus | None = None
         self.failure: HoldfastError | None = None
-        #: Set when the command has ended, or when nothing more can be known of it.
+        #: Set when the command has ended, or the sandbox is lost.
         self.over = asyncio.Event()
         #: Held here because the event loop holds tasks only weakly.
         self.watcher: asyncio.Task[None] | None = None
-        #: One call at a time: two would share out the output between them.
+        #: One call at a time: two would split the output between them.
         self.turn = asyncio.Lock()
 
 
 class UnifiedExec:
-    """Commands for a model. Leaving its `with` block, or `aclose`, ends the sessions that still run."""
+    """Commands for a model. Leaving its `with` block, or `aclose`, ends the running sessions."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class UnifiedExec:
         self._on_event = on_event
         self._env = env
         self._max_sessions = max_sessions
-        #: In the order of their last use, so that the first ended one is the one to drop.
+        #: In the order of their last use; the first ended one is dropped first.
         self._sessions: dict[int, _Session] = {}
         self._starting = 0
         self._last_id = 0
@@ -154,10 +154,10 @@ class UnifiedExec:
         yield_time_ms: int = 10_000,
         max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
     ) -> ToolOutput:
-        """Run a command: a string by the sandbox's login shell, a list as it stands.
+        """Run a command: a string by the sandbox's login shell, a list as argv.
 
-        With `tty` it runs on a terminal and can be written to. Without, its stdin is empty: programs such as
-        ripgrep read a pipe that is offered to them, and would wait for it for ever.
+        With `tty` it runs on a terminal and can be written to. Otherwise its stdin is empty: programs such as
+        ripgrep would read an open pipe, and wait for ever.
         """
         began = asyncio.get_running_loop().time()
         self._make_room()
@@ -172,7 +172,7 @@ class UnifiedExec:
         self._last_id += 1
         session = _Session(self._last_id, process, began)
         self._sessions[session.session_id] = session
-        # No await since the start: a call that is cancelled from here on leaves a session that is watched.
+        # No await since the start: a call that is cancelled from here on leaves a watched session.
         session.watcher = asyncio.create_task(self._watch(session))
         async with session.turn:
             return await self._window(session, began, yield_time_ms, max_output_bytes)
@@ -185,9 +185,9 @@ class UnifiedExec:
         yield_time_ms: int = 250,
         max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
     ) -> ToolOutput:
-        """Type to a command that runs, and see what it prints; empty `chars` only look.
+        """Type to a running command and return its output; empty `chars` only read.
 
-        To a command that ended meanwhile nothing is written; the result tells its end.
+        If the command has ended meanwhile, nothing is written, and the result has its exit code.
         """
         began = asyncio.get_running_loop().time()
         session = self._session(session_id)
@@ -197,15 +197,15 @@ class UnifiedExec:
             return await self._window(session, began, yield_time_ms, max_output_bytes)
 
     async def terminate(self, session_id: int) -> None:
-        """End a session's command and everything that it started. Its end is told as any other."""
+        """End a session's command and everything that it started; the end is reported as usual."""
         await _end(self._session(session_id))
 
     def sessions(self) -> dict[int, Process]:
-        """The commands whose end no call has told yet, by session."""
+        """The processes whose end no call has returned yet, by session id."""
         return {session_id: session.process for session_id, session in self._sessions.items()}
 
     async def aclose(self) -> None:
-        """End every session. The first error is raised when all were tried."""
+        """End every session, then raise the first error."""
         sessions, self._sessions = list(self._sessions.values()), {}
         outcomes = await asyncio.gather(*map(_end, sessions), return_exceptions=True)
         for outcome in outcomes:
@@ -220,7 +220,7 @@ class UnifiedExec:
     ) -> None:
         await self.aclose()
 
-    # --- inside --------------------------------------------------------------------------------------------------
+    # --- private --------------------------------------------------------------------------------------------------
 
     async def _argv(self, cmd: str | Sequence[StrPath]) -> Sequence[StrPath]:
         if not isinstance(cmd, str):
@@ -232,8 +232,8 @@ class UnifiedExec:
     def _session(self, session_id: int) -> _Session:
         session = self._sessions.pop(session_id, None)
         if session is None:
-            raise UnknownProcess(f"no session {session_id}: it never began, or its end was already told")
-        # Put back at the end: it is now the one used last.
+            raise UnknownProcess(f"no session {session_id}: it never began, or its end was already returned")
+        # Put back at the end, as the last used.
         self._sessions[session_id] = session
         return session
 
@@ -253,10 +253,10 @@ class UnifiedExec:
         try:
             await session.process.write(chars)
         except StdinClosed:
-            # It ended between our look and the write; the window below tells so.
+            # It ended before the write; the result of this call has its exit code.
             await session.over.wait()
             return
-        await self._tell(TerminalInteraction(session.session_id, session.process.id, chars))
+        await self._emit(TerminalInteraction(session.session_id, session.process.id, chars))
 
     async def _window(
         self, session: _Session, began: float, yield_time_ms: int, max_output_bytes: int
@@ -265,7 +265,7 @@ class UnifiedExec:
             raise InvalidParams(f"max_output_bytes: at least 2, not {max_output_bytes}")
         loop = asyncio.get_running_loop()
         seconds = min(max(yield_time_ms, MIN_YIELD_MS), MAX_YIELD_MS) / 1000
-        # Not `asyncio.timeout`: a window that ends in time is the ordinary case, not an error.
+        # Not `asyncio.timeout`: the end of the yield time is the ordinary case, not an error.
         waiting = asyncio.ensure_future(session.over.wait())
         try:
             await asyncio.wait((waiting,), timeout=max(0.0, began + seconds - loop.time()))
@@ -291,19 +291,19 @@ class UnifiedExec:
         )
 
     async def _watch(self, session: _Session) -> None:
-        """Read to the end of the command; tell that it began, what it prints and, once, that it ended."""
+        """Read to the end of the command and emit its events."""
         decoders: dict[Stream, codecs.IncrementalDecoder] = {}
         info = session.process.info
         stream = session.process.events()
         try:
-            await self._tell(ExecCommandBegin(session.session_id, info.process_id, info.argv, info.cwd, info.tty))
+            await self._emit(ExecCommandBegin(session.session_id, info.process_id, info.argv, info.cwd, info.tty))
             async for event in stream:
                 if isinstance(event, OutputChunk):
                     session.pending.append(event.data)
                     session.transcript.append(event.data)
                     decoder = decoders.setdefault(event.stream, codecs.getincrementaldecoder("utf-8")("replace"))
                     text = decoder.decode(event.data)
-                    await self._tell(ExecCommandOutputDelta(session.session_id, event.stream, event.data, text))
+                    await self._emit(ExecCommandOutputDelta(session.session_id, event.stream, event.data, text))
                 elif isinstance(event, OutputGap):
                     session.pending.skip(event.length)
                     session.transcript.skip(event.length)
@@ -313,19 +313,19 @@ class UnifiedExec:
                     return
             session.failure = InternalError(f"the events of process {info.process_id!r} ended without its exit")
         except HoldfastError as error:
-            # The way to the sandbox is gone. The next call raises this.
+            # The sandbox is lost. The next call raises this.
             session.failure = error
         finally:
-            # The end is told before a call returns it.
-            await self._tell_end(session)
+            # The event precedes the result of a call.
+            await self._emit_end(session)
             session.over.set()
             await stream.aclose()
 
-    async def _tell_end(self, session: _Session) -> None:
+    async def _emit_end(self, session: _Session) -> None:
         if session.status is None:
             return
         duration = asyncio.get_running_loop().time() - session.began
-        await self._tell(
+        await self._emit(
             ExecCommandEnd(
                 session.session_id,
                 session.process.id,
@@ -336,14 +336,14 @@ class UnifiedExec:
             )
         )
 
-    async def _tell(self, event: UnifiedExecEvent) -> None:
+    async def _emit(self, event: UnifiedExecEvent) -> None:
         if self._on_event is None:
             return
         try:
             outcome = self._on_event(event)
             if inspect.isawaitable(outcome):
                 await outcome
-        except Exception as error:  # noqa: BLE001 - a broken listener must not end the command that it listens to
+        except Exception as error:  # noqa: BLE001 - a failing listener must not end the command
             asyncio.get_running_loop().call_exception_handler(
                 {"message": f"on_event failed for {type(event).__name__}", "exception": error}
             )
@@ -356,7 +356,7 @@ async def _end(session: _Session) -> None:
 
 
 def _shortened(gathered: Collected, max_bytes: int) -> Collected:
-    """The window cut down to what the caller takes; what was omitted before stays counted."""
+    """The window cut to `max_bytes`; bytes that were omitted before stay counted."""
     if len(gathered.head) + len(gathered.tail) <= max_bytes:
         return gathered
     buffer = HeadTailBuffer(max_bytes)

@@ -1,6 +1,6 @@
-"""Serves the files of the console, and nothing else, with headers that let a browser run these files alone.
+"""Serves the files of the console, and nothing else, with headers that let a browser run only these files.
 
-The files are read once, from the package, and looked up by name: no request reaches a file system.
+The files are read from the package once, and requests are matched by name: no request reaches a file system.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: What the page shows is printed by programs that nobody trusts: should a text of theirs ever become markup, the
-#: browser runs no script of it, loads nothing for it and sends nothing anywhere but to this service.
+#: The page shows output of untrusted programs. Should such a text ever become markup, the browser runs no script of
+#: it, loads nothing for it and sends nothing except to this service.
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    # Browsers with Trusted Types refuse to make markup or script of any text, our own included.
+    # Browsers with Trusted Types refuse to turn any text into markup or script, our own included.
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 _HEADERS: Final = (
     (b"content-security-policy", CONTENT_SECURITY_POLICY.encode()),
     (b"referrer-policy", b"no-referrer"),
-    # A page that opened this one, or was opened by it, gets no handle on its window.
+    # Pages that open this one, or are opened by it, get no reference to its window.
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
-    # Asked for again each time, and answered by its ETag: a new version of the service has a new page at once.
+    # Revalidated by ETag each time, so that a new version of the service has its new page at once.
     (b"cache-control", b"no-cache"),
 )
 _CONTENT_TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
@@ -38,9 +38,9 @@ _PAGE: Final = "index.html"
 
 
 def console_application() -> ASGIApp:
-    """The page at `/`, its files beside it by their names, 404 for the rest."""
+    """Return the application: the page at `/`, its files by their names, 404 for other paths."""
     app = Starlette(routes=list(_routes()))
-    # To a path that was almost right: it would be made of the request's `Host`, which may be anything.
+    # Redirects would be made from the request's `Host` header, which is untrusted.
     app.router.redirect_slashes = False
     return _WithHeaders(app)
 
@@ -54,7 +54,7 @@ def _routes() -> Iterator[Route]:
 
 
 class _File:
-    """One file, as an application."""
+    """An application that serves one file."""
 
     def __init__(self, content: bytes, media_type: str) -> None:
         self._content = content
@@ -63,7 +63,7 @@ class _File:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         wanted = Request(scope).headers.get("if-none-match", "")
-        # A proxy that compresses makes the tag a weak one.
+        # A proxy that compresses turns the tag into a weak one.
         if self._headers["etag"] in (each.strip().removeprefix("W/") for each in wanted.split(",")):
             reply = Response(status_code=304, headers=self._headers)
         else:
@@ -72,7 +72,7 @@ class _File:
 
 
 class _WithHeaders:
-    """Puts the headers on every answer, also on a 404."""
+    """Adds the headers to every answer, 404 included."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -19,6 +19,7 @@ from holdfast.exec_api import ExecApi
 from holdfast.fleet.engine import Engine, Progress, make_ref
 from holdfast.fleet.record import (
     Record,
+    Refs,
     SandboxRef,
     State,
     check_id,
@@ -29,10 +30,10 @@ from holdfast.fleet.record import (
 )
 from holdfast.fleet.template import Template
 from holdfast.sandboxes.containers import Container
-from holdfast.sandboxes.host_command import Outcome, run_outside
+from holdfast.sandboxes.host_command import Outcome, run_host_command
 from holdfast.sandboxes.install.bundle import Bundle, bundle
 from holdfast.sandboxes.install.unpacking import unpacked
-from holdfast.sandboxes.opening import open_place
+from holdfast.sandboxes.opening import open_target
 
 #: On every container: its id, the record, and the directory of the server's files inside.
 ID_LABEL: Final = "holdfast.sandbox"
@@ -152,7 +153,7 @@ class ContainerEngine(Engine):
     ) -> Outcome:
         loader, *rest = chosen.interpreter(f"/{chosen.name}")
         server = [*chosen.command(f"/{chosen.name}"), "connect"]
-        return await run_outside(
+        return await run_host_command(
             [
                 *(self.program, *verb, "--pull", "never", "--name", record.id),
                 *("--label", f"{ID_LABEL}={record.id}"),
@@ -193,24 +194,24 @@ class ContainerEngine(Engine):
 
     def _explain(self, done: Outcome, template: Template, image: str) -> Exception:
         if _NO_IMAGE.search(done.stderr):
-            return _ImageMissing(done.said)
+            return _ImageMissing(done.summary)
         if template.disk is not None and "storage" in done.stderr and "opt" in done.stderr:
-            return InvalidParams(f"engine {self.name}: disk: {done.said}")
+            return InvalidParams(f"engine {self.name}: disk: {done.summary}")
         for mount in template.mounts:
             if mount.source in done.stderr:
-                return InvalidParams(f"engine {self.name}: mounts: {mount.source}: {done.said}")
-        return SandboxError(f"{self.name}: image {image}: {done.said}")
+                return InvalidParams(f"engine {self.name}: mounts: {mount.source}: {done.summary}")
+        return SandboxError(f"{self.name}: image {image}: {done.summary}")
 
     async def _pull(self, image: str, progress: Progress | None) -> None:
         if progress is not None:
             progress(f"pulling {image}", None)
-        done = await run_outside([self.program, "pull", "--quiet", image], seconds=PULL_SECONDS)
+        done = await run_host_command([self.program, "pull", "--quiet", image], seconds=PULL_SECONDS)
         if done.exit_code != 0:
-            raise SandboxError(f"{self.name}: image {image}: {done.said}")
+            raise SandboxError(f"{self.name}: image {image}: {done.summary}")
 
     # --- finding -----------------------------------------------------------------------------------------------
 
-    async def list(self) -> list[SandboxRef]:
+    async def list(self) -> Refs:
         listing = await self._run(["ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={ID_LABEL}"])
         found, leases = await asyncio.gather(self._inspect(listing.split()), self._leases())
         refs = (self._ref(each, leases) for each in found)
@@ -223,14 +224,14 @@ class ContainerEngine(Engine):
             raise SandboxGone(f"{self.name}:{id}: there is no such sandbox", final=True)
         return refs[0]
 
-    async def _inspect(self, ids: Sequence[str]) -> list[dict[str, Any]]:
+    async def _inspect(self, ids: Sequence[str]) -> Sequence[dict[str, Any]]:
         """What the engine says of these containers; those that are gone by now are left out."""
         found: list[dict[str, Any]] = []
         for start in range(0, len(ids), INSPECT_COUNT):
             argv = [self.program, "container", "inspect", *ids[start : start + INSPECT_COUNT]]
-            done = await run_outside(argv, seconds=COMMAND_SECONDS, kept_bytes=LISTING_BYTES)
+            done = await run_host_command(argv, seconds=COMMAND_SECONDS, kept_bytes=LISTING_BYTES)
             if done.exit_code != 0 and not _NO_CONTAINER.search(done.stderr):
-                raise SandboxError(f"{self.name} inspect: {done.said}")
+                raise SandboxError(f"{self.name} inspect: {done.summary}")
             found += json.loads(done.stdout or "[]")
         return found
 
@@ -245,10 +246,10 @@ class ContainerEngine(Engine):
         return _extended(ref, leases[record.id]) if record.id in leases else ref
 
     async def open(self, ref: SandboxRef, *, reconnect_deadline: float) -> ExecApi:
-        place = Container(self.name, ref.id)  # type: ignore[arg-type]
-        place.program = self.program
-        place.injection.is_in("", without_shell=True)
-        return await open_place(place, reconnect_deadline=reconnect_deadline)
+        target = Container(self.name, ref.id)  # type: ignore[arg-type]
+        target.program = self.program
+        target.installation.copied_to("")
+        return await open_target(target, reconnect_deadline=reconnect_deadline)
 
     # --- leases ------------------------------------------------------------------------------------------------
 
@@ -280,7 +281,7 @@ class ContainerEngine(Engine):
 
     async def _remove_volumes(self, names: Iterable[str]) -> None:
         if names := list(names):
-            await run_outside([self.program, "volume", "rm", "--force", *names], seconds=COMMAND_SECONDS)
+            await run_host_command([self.program, "volume", "rm", "--force", *names], seconds=COMMAND_SECONDS)
 
     # --- the rest of a life ------------------------------------------------------------------------------------
 
@@ -301,15 +302,15 @@ class ContainerEngine(Engine):
 
     async def remove(self, id: str) -> None:
         await self._remove_container(check_id(id))
-        await run_outside(
+        await run_host_command(
             [self.program, "image", "rm", "--force", f"{FORK_REPOSITORY}:{id}"], seconds=COMMAND_SECONDS
         )
         await self._remove_volumes([name for name in await self._lease_volumes() if name.startswith(id)])
 
     async def _remove_container(self, id: str) -> None:
-        done = await run_outside([self.program, "rm", "--force", "--volumes", id], seconds=COMMAND_SECONDS)
+        done = await run_host_command([self.program, "rm", "--force", "--volumes", id], seconds=COMMAND_SECONDS)
         if done.exit_code != 0 and not _NO_CONTAINER.search(done.stderr):
-            raise SandboxError(f"{self.name} rm {id}: {done.said}")
+            raise SandboxError(f"{self.name} rm {id}: {done.summary}")
 
     async def sweep(self) -> int:
         """Remove lease volumes and fork images whose container is gone."""
@@ -325,14 +326,14 @@ class ContainerEngine(Engine):
         await self._remove_volumes(left)
         old = [tag for tag in images if tag.rpartition(":")[2] not in present]
         for tag in old:
-            await run_outside([self.program, "image", "rm", "--force", tag], seconds=COMMAND_SECONDS)
+            await run_host_command([self.program, "image", "rm", "--force", tag], seconds=COMMAND_SECONDS)
         return len(left) + len(old)
 
     async def _fork_images(self, ids: Sequence[str]) -> Sequence[str]:
         """Tags of committed images that are old enough to have lost their maker."""
         if not ids:
             return []
-        done = await run_outside(
+        done = await run_host_command(
             [self.program, "image", "inspect", *ids], seconds=COMMAND_SECONDS, kept_bytes=LISTING_BYTES
         )
         tags: list[str] = []
@@ -344,12 +345,12 @@ class ContainerEngine(Engine):
         return tags
 
     async def _run(self, arguments: Sequence[str]) -> str:
-        done = await run_outside([self.program, *arguments], seconds=COMMAND_SECONDS, kept_bytes=LISTING_BYTES)
+        done = await run_host_command([self.program, *arguments], seconds=COMMAND_SECONDS, kept_bytes=LISTING_BYTES)
         if done.exit_code == 0:
             return done.stdout
         if _NO_CONTAINER.search(done.stderr):
-            raise SandboxGone(f"{self.name}: {done.said}", final=True)
-        raise SandboxError(f"{self.name} {arguments[0]}: {done.said}")
+            raise SandboxGone(f"{self.name}: {done.summary}", final=True)
+        raise SandboxError(f"{self.name} {arguments[0]}: {done.summary}")
 
 
 class DockerEngine(ContainerEngine):

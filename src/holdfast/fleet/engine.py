@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.errors import InvalidParams
 from holdfast.exec_api import ExecApi
-from holdfast.fleet.record import Record, SandboxRef, State
+from holdfast.fleet.record import Record, Refs, SandboxRef, State
 from holdfast.fleet.template import Template
 
 #: The module and the class of each kind, imported when it is used.
@@ -65,7 +65,7 @@ class Engine(abc.ABC):
         """Make a sandbox that runs and carries `record`. On failure nothing of it is left."""
 
     @abc.abstractmethod
-    async def list(self) -> list[SandboxRef]:
+    async def list(self) -> Refs:
         """All sandboxes of this engine that carry a record, of any maker."""
 
     @abc.abstractmethod

@@ -19,7 +19,7 @@ from typing import Any, Final
 from holdfast.client.sandbox import RECONNECT_DEADLINE, Sandbox
 from holdfast.errors import HoldfastError, InvalidParams, SandboxError, SandboxGone
 from holdfast.fleet.engine import Engine, Progress, make_engine
-from holdfast.fleet.record import Record, SandboxRef, has_ended, new_record
+from holdfast.fleet.record import Record, Refs, SandboxRef, has_ended, new_record
 from holdfast.fleet.template import Template, make_template
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class Fleet:
         box.ref = ref
         return box
 
-    async def list(self, *, labels: Mapping[str, str] | None = None) -> list[SandboxRef]:
+    async def list(self, *, labels: Mapping[str, str] | None = None) -> Refs:
         """All sandboxes of this engine, of any maker; with `labels`, those that carry all of them."""
         wanted = (labels or {}).items()
         return [ref for ref in await self.engine.list() if wanted <= ref.labels.items()]
@@ -208,13 +208,13 @@ class Fleet:
 
     # --- pruning -----------------------------------------------------------------------------------------------
 
-    async def prune(self) -> list[SandboxRef]:
+    async def prune(self) -> Refs:
         """Remove the sandboxes of any maker that have expired, are idle for too long, or lost their maker.
 
         Returns those that were removed. One that cannot be removed is logged, and the others are removed still.
         """
         self._pruned_at = time.monotonic()
-        removed: list[SandboxRef] = []
+        removed: Refs = []
         for ref in await self.engine.list():
             if not await self._is_over(ref):
                 continue
@@ -296,6 +296,6 @@ async def _apply(box: Sandbox, template: Template, progress: Progress | None) ->
         if progress is not None:
             progress(f"setup: {shlex.join(command)}", number / len(template.setup))
         result = await box.exec(command)
-        if result.returncode != 0:
+        if result.exit_code != 0:
             said = (result.stderr or result.stdout)[-SETUP_OUTPUT_CHARACTERS:].strip()
-            raise SandboxError(f"setup: {shlex.join(command)}: exit code {result.returncode}: {said}")
+            raise SandboxError(f"setup: {shlex.join(command)}: exit code {result.exit_code}: {said}")

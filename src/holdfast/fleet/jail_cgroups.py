@@ -15,7 +15,7 @@ from typing import Final
 from holdfast.errors import SandboxError
 from holdfast.fleet.directories import SandboxDirectory
 from holdfast.fleet.template import Template
-from holdfast.runtime.confine.resource_groups import Controller, Hierarchy, hierarchies
+from holdfast.runtime.confine.resource_groups import CgroupHierarchy, Controller, hierarchies
 from holdfast.types import Confinement
 
 PARENT: Final = "holdfast-jails"
@@ -52,7 +52,7 @@ class JailGroups:
         groups = {f"{each.base}/{PARENT}/{directory.id}": each for each in wanted}
         freezer = _freezer_base()
         if freezer is not None:
-            groups.setdefault(f"{freezer}/{PARENT}/{directory.id}", Hierarchy("memory", freezer, 1))
+            groups.setdefault(f"{freezer}/{PARENT}/{directory.id}", CgroupHierarchy("memory", freezer, 1))
         directory.write("cgroups", "\n".join(groups))
         made: list[str] = []
         for path, hierarchy in groups.items():

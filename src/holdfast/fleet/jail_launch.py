@@ -128,14 +128,14 @@ def mount_stage(spec: dict[str, Any], userns: int | None, uid: int) -> None:
             os.mkdir(target)
         else:
             write(target, "", os.O_CREAT)
-        idmapped = each["idmap"] and userns is not None and uid != 0
-        if idmapped and not can_idmap(each["source"], userns):
+        mapped_by = userns if each["idmap"] and uid else None
+        if mapped_by is not None and not can_idmap(each["source"], mapped_by):
             if each["writable"]:
                 raise OSError(
                     f"{each['source']}: cannot be mounted writable: its file system has no idmapped mounts"
                 )
-            idmapped = False
-        bind(each["source"], target, userns if idmapped else None)
+            mapped_by = None
+        bind(each["source"], target, mapped_by)
     os.mkfifo(f"{stage}/hold")
     if uid:
         os.chown(f"{stage}/hold", uid, uid)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import ctypes
 import gc
+import itertools
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ import struct
 import sys
 from typing import Any, Final, NoReturn
 
-from holdfast.cli.verbs.server import serve
+from holdfast.config import load_config
 from holdfast.fleet import jail_launch
 from holdfast.launch import self_exec
 from holdfast.runtime.durability import keeper
@@ -39,7 +40,6 @@ _LAST_CAPABILITY: Final = 63
 
 def main(fd: int) -> None:
     """Serve the requests of one maker until it ends."""
-    assert app.run_server
     requests = socket.socket(fileno=fd)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     gc.collect()
@@ -161,11 +161,13 @@ class ForkingKeeper(keeper.Keeper):
         signal.set_wakeup_fd(-1)
         for number in (*keeper.STOPPING, keeper.BELL, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        arguments = command[command.index("serve") + 1 :]
-        options = serve.parser().parse_args(arguments)
-        adopted = {int(address[3:]) for address in options.listen if address.startswith("fd:")}
-        close_all_but({0, 1, 2, options.kept, options.ready_fd, *adopted})
-        sys.exit(serve.main(arguments))
+        options = list(itertools.pairwise(command))
+        listen = [value for name, value in options if name == "--listen"]
+        kept = next(int(value) for name, value in options if name == "--kept")
+        ready = next(int(value) for name, value in options if name == "--ready-fd")
+        adopted = {int(address.removeprefix("fd:")) for address in listen if address.startswith("fd:")}
+        close_all_but({0, 1, 2, kept, ready, *adopted})
+        os._exit(app.run_server(load_config(), listen, ready_fd=ready, keeper_fd=kept))
 
 
 def drop_capabilities(kept: list[int]) -> None:

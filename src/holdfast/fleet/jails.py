@@ -29,14 +29,14 @@ from holdfast.fleet.images import unpack_image
 from holdfast.fleet.jail_cgroups import JailGroups
 from holdfast.fleet.jail_starter import zygote
 from holdfast.fleet.local import RunningServer
-from holdfast.fleet.record import Record, SandboxRef
+from holdfast.fleet.record import Record, Refs, SandboxRef
 from holdfast.fleet.template import Template
 from holdfast.launch import self_exec
 from holdfast.sandboxes.bubblewrap import READ_ONLY
-from holdfast.sandboxes.host_command import run_outside
+from holdfast.sandboxes.host_command import run_host_command
 from holdfast.sandboxes.install.bundle import bundle
 from holdfast.sandboxes.install.unpacking import unpacked
-from holdfast.sandboxes.opening import open_place
+from holdfast.sandboxes.opening import open_target
 
 #: Inside: the server's files, and its own directory with the socket for programs in the jail.
 INSIDE: Final = "/run/holdfast"
@@ -220,10 +220,10 @@ class JailEngine(Engine):
 
     # --- finding -----------------------------------------------------------------------------------------------
 
-    async def list(self) -> list[SandboxRef]:
+    async def list(self) -> Refs:
         return await asyncio.to_thread(self._list)
 
-    def _list(self) -> list[SandboxRef]:
+    def _list(self) -> Refs:
         found = (self._ref(directory) for directory in self._directories.all())
         return sorted((ref for ref in found if ref is not None), key=lambda ref: ref.created_at)
 
@@ -241,7 +241,7 @@ class JailEngine(Engine):
 
     async def open(self, ref: SandboxRef, *, reconnect_deadline: float) -> ExecApi:
         directory = self._directories.get(ref.id)
-        return await open_place(RunningServer(directory), reconnect_deadline=reconnect_deadline)
+        return await open_target(RunningServer(directory), reconnect_deadline=reconnect_deadline)
 
     # --- the rest of a life ------------------------------------------------------------------------------------
 
@@ -367,9 +367,9 @@ def _files_of(directory: SandboxDirectory) -> str:
 
 async def _copy_files(source: str, target: str) -> None:
     argv = ["cp", "-a", "--reflink=auto", "--", f"{source}/upper", target]
-    done = await run_outside(argv, seconds=3_600)
+    done = await run_host_command(argv, seconds=3_600)
     if done.exit_code != 0:
-        raise SandboxError(f"bwrap: fork: {done.said}")
+        raise SandboxError(f"bwrap: fork: {done.summary}")
 
 
 # --- stopping a jail --------------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ from holdfast.errors import SandboxError, SandboxGone
 from holdfast.exec_api import ExecApi
 from holdfast.fleet.directories import SandboxDirectories, SandboxDirectory, extended, remove_tree
 from holdfast.fleet.engine import Engine, Progress, make_ref
-from holdfast.fleet.record import Record, SandboxRef
+from holdfast.fleet.record import Record, Refs, SandboxRef
 from holdfast.fleet.template import Template
 from holdfast.launch import self_exec
-from holdfast.sandboxes.opening import open_place
-from holdfast.sandboxes.sandbox_kind import Place
+from holdfast.sandboxes.opening import open_target
+from holdfast.sandboxes.target import SandboxTarget
 from holdfast.secret_names import looks_secret
 from holdfast.transport import unix
 from holdfast.transport.channel import Channel, Receiver
@@ -78,7 +78,7 @@ class LocalEngine(Engine):
 
     # --- finding -----------------------------------------------------------------------------------------------
 
-    async def list(self) -> list[SandboxRef]:
+    async def list(self) -> Refs:
         refs = (self._ref(directory) for directory in self._directories.all())
         return sorted((ref for ref in refs if ref is not None), key=lambda ref: ref.created_at)
 
@@ -95,7 +95,7 @@ class LocalEngine(Engine):
 
     async def open(self, ref: SandboxRef, *, reconnect_deadline: float) -> ExecApi:
         directory = self._directories.get(ref.id)
-        return await open_place(RunningServer(directory), reconnect_deadline=reconnect_deadline)
+        return await open_target(RunningServer(directory), reconnect_deadline=reconnect_deadline)
 
     # --- the rest of a life ------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class LocalEngine(Engine):
         return len(abandoned)
 
 
-class RunningServer(Place):
+class RunningServer(SandboxTarget):
     """The server of a sandbox that runs on this machine, reached through its socket."""
 
     def __init__(self, directory: SandboxDirectory) -> None:

@@ -81,6 +81,10 @@ class SandboxRef(msgspec.Struct, frozen=True):
     record: Record
 
 
+#: In classes that have a method `list`, the type of that name cannot be written.
+Refs = list[SandboxRef]
+
+
 def new_record(
     template: Template, *, now: float, lifetime: float, bound: bool = False, pool: str = "", fork_of: str = ""
 ) -> Record:

@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -68,6 +68,31 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     idle_while_running: bool = False
     #: Options of the engine's own; an unknown one is refused.
     options: dict[str, Any] = {}
+
+    if TYPE_CHECKING:
+        # The values that a caller may give; the fields above have what they are normalised to.
+        def __init__(
+            self,
+            *,
+            image: str | os.PathLike[str] | None = None,
+            root: str | os.PathLike[str] | None = None,
+            cpus: float | None = None,
+            memory: int | str | None = None,
+            disk: int | str | None = None,
+            processes: int | None = None,
+            network: str | Sequence[str] | None = None,
+            env: Mapping[str, str] = ...,
+            user: str | None = None,
+            workdir: str | os.PathLike[str] | None = None,
+            mounts: Sequence[Mount | str] | Mapping[str, str] = ...,
+            files: Mapping[str, str | bytes] = ...,
+            setup: Sequence[str | Sequence[str]] = ...,
+            labels: Mapping[str, str] = ...,
+            lifetime: float | None = None,
+            idle: float | None = None,
+            idle_while_running: bool = False,
+            options: Mapping[str, Any] = ...,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         for field, normalise in _NORMALISERS.items():

@@ -1,6 +1,6 @@
-"""A keeper that waits without a server: where it is found, what it tells, how it gets the next server's command.
+"""The client of a keeper that waits without a server: finds it, queries it, passes it the next server's command.
 
-Used by whoever starts a server, before it starts a keeper of its own. Standard library only, and little of it:
+A program that starts a server uses it before it starts a new keeper. Standard library only, and little of it:
 `holdfast exec` imports this module. Touches the socket beside the server's, and signals the keeper.
 """
 
@@ -17,54 +17,54 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-#: The keeper's socket has the name of the server's with this behind it; it is there only while a keeper waits.
+#: The suffix of the keeper's socket after the name of the server's; it exists only while a keeper waits.
 SUFFIX = ".keeper"
-#: The keeper answers in microseconds; one that does not is stopped.
+#: The keeper replies in microseconds; one that does not is stopped.
 ANSWER_SECONDS = 10.0
 _ANSWER_BYTES = 65_536
 
 
-def door_of(socket_path: str) -> str:
-    """Where a keeper waits for the next server at this socket."""
+def command_socket_of(socket_path: str) -> str:
+    """Return the path of the socket at which a keeper waits for the next server of this socket."""
     return os.path.abspath(socket_path) + SUFFIX
 
 
 def find(socket_path: str) -> WaitingKeeper | None:
-    """The keeper that waits for the next server at this socket, if one does."""
-    door = door_of(socket_path)
-    if not os.path.lexists(door):
-        return None  # nearly always
+    """Return the keeper that waits for the next server of this socket, or None."""
+    path = command_socket_of(socket_path)
+    if not os.path.lexists(path):
+        return None  # the usual case
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        # By the directory's descriptor: its own path may be longer than a socket's address.
-        directory = os.open(os.path.dirname(door), os.O_PATH | os.O_CLOEXEC)
+        # By the directory's descriptor: the path may be longer than a socket's address.
+        directory = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
         try:
-            connection.connect(f"/proc/self/fd/{directory}/{os.path.basename(door)}")
+            connection.connect(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
         finally:
             os.close(directory)
     except OSError as error:
         connection.close()
         if isinstance(error, ConnectionRefusedError):
             with suppress(FileNotFoundError):
-                os.unlink(door)  # of a keeper that was killed while it waited
+                os.unlink(path)  # of a keeper that was killed while it waited
         return None
     keeper = WaitingKeeper(connection)
     if keeper.uid not in (os.geteuid(), 0):
-        keeper.close()  # it would be given our environment
+        keeper.close()  # it would receive this environment
         return None
     return keeper
 
 
 def find_at(addresses: Sequence[str]) -> WaitingKeeper | None:
-    """The keeper that waits at the first of these addresses that has one."""
+    """Return the keeper of the first of these addresses that has one, or None."""
     for address in addresses:
         if address.startswith("unix:") and (keeper := find(address.removeprefix("unix:"))) is not None:
             return keeper
     return None
 
 
-class About:
-    """The command of its last server, why it waits for another, and how many processes it holds."""
+class WaitingKeeperStatus:
+    """The command of the last server, why the keeper waits for another, and the number of its processes."""
 
     __slots__ = ("children", "command", "why")
 
@@ -75,7 +75,7 @@ class About:
 
 
 class WaitingKeeper:
-    """One connection to it."""
+    """A connection to a waiting keeper."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(ANSWER_SECONDS)
@@ -86,14 +86,14 @@ class WaitingKeeper:
     def close(self) -> None:
         self._connection.close()
 
-    def about(self) -> About:
-        """What it says of itself, once; the answer of a later version may have more."""
+    def about(self) -> WaitingKeeperStatus:
+        """Return the keeper's status; call it once. The reply of a later version may have more members."""
         self._connection.send(marshal.dumps(("STATUS",), 2))
-        _, command, why, children, *_ = self._hear() or (0, [], "it does not say why", 0)
-        return About(command, why, children)
+        _, command, why, children, *_ = self._receive() or (0, [], "it gives no reason", 0)
+        return WaitingKeeperStatus(command, why, children)
 
     def give(self, command: Sequence[str], ready_fd: int | None) -> None:
-        """This is the server's command from now on, with our environment, directory, and standard descriptors."""
+        """Pass the server's command, with this process's environment, directory and standard descriptors."""
         order = os.memfd_create("holdfast-command")
         cwd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -106,9 +106,9 @@ class WaitingKeeper:
             os.close(cwd)
 
     def attend(self, *, unattended: bool) -> tuple[int, str]:
-        """Wait for the end of that server, or only until it serves; the exit code, and what went wrong.
+        """Wait for the end of that server, or if `unattended` until it serves; returns the exit code and the error.
 
-        Signals that end a server are the keeper's: it passes them on.
+        Signals that end a server are sent to the keeper, which forwards them.
         """
         import signal
 
@@ -118,16 +118,16 @@ class WaitingKeeper:
                 signal.signal(number, lambda number, _: signal.pidfd_send_signal(pidfd, number))
         self._connection.settimeout(None)
         while True:
-            match self._hear():
+            match self._receive():
                 case ("UP", *_):
                     if unattended:
                         return 0, ""
                 case ("ENDED", int(code), str(why), *_):
                     return code, why
                 case _:
-                    return 1, f"the keeper, pid {self.pid}, is gone, or gave the server to another"
+                    return 1, f"the keeper, pid {self.pid}, is gone, or accepted another command"
 
-    def _hear(self) -> Any:
+    def _receive(self) -> Any:
         try:
             packet = self._connection.recv(_ANSWER_BYTES)
         except OSError:

@@ -1,7 +1,7 @@
-"""Where this machine's own server lives, and how it is started once however many callers race.
+"""Finds the machine's own server, and starts it once even if several callers race.
 
 Standard library only, and neither asyncio nor msgspec: the stateless `holdfast exec` imports this module and must
-start in tens of milliseconds. It touches one private directory: the socket, the lock and the log of the server.
+start in tens of milliseconds. Touches one private directory: the socket, the lock and the log of the server.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
     from holdfast.errors import HoldfastError
 
-#: `sun_path` has 108 bytes and the kernel wants the last one for the final NUL.
+#: `sun_path` has 108 bytes, and the last one is for the final NUL.
 MAX_SOCKET_PATH = 107
-#: Where the server's directory may be, the first that can be written: small images have no /tmp.
+#: The parents of the server's directory, the first writable one is used: small images have no /tmp.
 PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/run")
-#: A log beyond this size is set aside when the next server starts; one older log is kept.
+#: A larger log is renamed when the next server starts; one older log is retained.
 MAX_LOG_BYTES = 1024 * 1024
-#: How much of the log an error shows: a traceback fits, a screen does not overflow.
+#: The part of the log in an error: enough for a traceback, less than a screen.
 LOG_TAIL_BYTES = 2_000
 
-#: Forks and lets the parent end, so that the server is nobody's child: the program that happened to start it need
-#: not reap it. It tells its pid first, so that a server that never gets ready can be ended.
+#: Forks and lets the parent exit, so that the program that starts the server need not reap it. Writes its pid
+#: first, so that a server that does not become ready can be ended.
 _LAUNCH = """
 import os, sys
 fd = int(sys.argv[1])
@@ -41,7 +41,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def directory() -> str:
-    """The server's directory, made if it is missing; refused unless it is ours alone."""
+    """Return the server's directory, made if missing; raises unless this user alone has access."""
     path = _chosen_directory()
     try:
         os.mkdir(path, 0o700)
@@ -60,7 +60,7 @@ def directory() -> str:
 
 
 def socket_path() -> str:
-    """The path of the server's socket, in its checked directory."""
+    """Return the path of the server's socket, in its checked directory."""
     path = os.path.join(directory(), "server.sock")
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise _refused(f"{path} is too long for a socket ({MAX_SOCKET_PATH} bytes); set HOLDFAST_DIRECTORY")
@@ -68,12 +68,12 @@ def socket_path() -> str:
 
 
 def connect_running() -> socket.socket | None:
-    """A connection to the server that runs, or None; never starts one."""
+    """Return a connection to the running server, or None; never starts one."""
     return connect_at(socket_path())
 
 
 def is_running() -> bool:
-    """Whether a server answers, or could go on with what a waiting keeper holds; does not start one."""
+    """Whether a server runs, or a waiting keeper holds processes for the next one; does not start one."""
     keeper = keeper_client.find(socket_path())
     if keeper is not None:
         keeper.close()
@@ -86,7 +86,7 @@ def is_running() -> bool:
 
 
 def connect_server(*, start_timeout: float = 10, environ: Mapping[str, str] | None = None) -> socket.socket:
-    """A connection to the machine's server, which is started if none runs; in our environment, or in `environ`."""
+    """Return a connection to the machine's server; starts one if none runs, in this environment or in `environ`."""
     connection = connect_at(socket_path())
     if connection is not None:
         return connection
@@ -96,7 +96,7 @@ def connect_server(*, start_timeout: float = 10, environ: Mapping[str, str] | No
 
 @contextmanager
 def hold_start_lock() -> Iterator[None]:
-    """While this is held nobody else starts the machine's server."""
+    """Hold the lock without which no program starts the machine's server."""
     import fcntl
 
     lock = os.open(os.path.join(directory(), "server.lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -108,26 +108,25 @@ def hold_start_lock() -> Iterator[None]:
 
 
 def start_locked(*, start_timeout: float = 10, environ: Mapping[str, str] | None = None) -> socket.socket:
-    """`connect_server` for who holds the lock."""
+    """`connect_server` for a caller that holds the lock."""
     path = socket_path()
     connection = connect_at(path)
     if connection is None:
         _start(path, start_timeout, environ)
         connection = connect_at(path)
     if connection is None:
-        raise _not_started(f"the server said it was ready, but nobody listens at {path}")
+        raise _not_started(f"the server reported that it was ready, but {path} has no listener")
     return connection
 
 
 def ensure_server(*, start_timeout: float = 10, environ: Mapping[str, str] | None = None) -> str:
-    """The path of a socket at which the machine's server listens; it is started if none runs, as `connect_server`
-    does."""
+    """Return the path of the socket of the machine's server; starts one if none runs, as `connect_server` does."""
     connect_server(start_timeout=start_timeout, environ=environ).close()
     return socket_path()
 
 
 def log_path() -> str:
-    """The log of the server that was started last."""
+    """Return the path of the log of the last server."""
     return os.path.join(directory(), "server.log")
 
 
@@ -136,7 +135,7 @@ def _chosen_directory() -> str:
     if chosen:
         return os.path.abspath(chosen)
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    # After `su` or `sudo -E` the variable still names the other user's directory.
+    # After `su` or `sudo -E` the variable still has the other user's directory.
     if runtime and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.geteuid():
         return os.path.join(runtime, "holdfast")
     place = next((each for each in PLACES if os.access(each, os.W_OK | os.X_OK)), PLACES[0])
@@ -144,16 +143,16 @@ def _chosen_directory() -> str:
 
 
 def connect_at(path: str) -> socket.socket | None:
-    """A connection to the server that listens at `path`, or None; never starts one."""
+    """Return a connection to the server that listens at `path`, or None; never starts one."""
     keeper = keeper_client.find(path)
     if keeper is not None:
         keeper.close()
-        return None  # a connection would be taken, by the next server
+        return None  # a connection would wait for the next server
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(path)
     except (FileNotFoundError, ConnectionRefusedError):
-        # No socket, or one that a server which is gone left behind.
+        # No socket, or the socket of a dead server.
         connection.close()
         return None
     except OSError as error:
@@ -167,38 +166,38 @@ def _start(path: str, timeout: float, environ: Mapping[str, str] | None) -> None
     import subprocess
 
     log = _open_log()
-    ready, tell = os.pipe()
-    arguments = [*_arguments(path), "--ready-fd", str(tell), "--unattended"]
+    ready, report = os.pipe()
+    arguments = [*_arguments(path), "--ready-fd", str(report), "--unattended"]
     server = [*self_exec.holdfast(), "serve", *arguments]
     try:
         began = os.fstat(log).st_size
         try:
             subprocess.run(
-                [*self_exec.command(), "-I", "-S", "-c", _LAUNCH, str(tell), *server],
+                [*self_exec.command(), "-I", "-S", "-c", _LAUNCH, str(report), *server],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # What is put into a sandbox is there for it alone: commands start where the sandbox's own do.
+                # An injected server belongs to its sandbox: commands start in the sandbox's own directory.
                 cwd=None if self_exec.is_injected() else "/",
                 env=_server_environment(os.environ if environ is None else environ),
                 start_new_session=True,
-                pass_fds=(tell,),
+                pass_fds=(report,),
                 check=True,
             )
         except (OSError, subprocess.CalledProcessError) as error:
             raise _not_started(f"cannot start the server with {server[0]}: {error}") from None
-        os.close(tell)
-        tell = -1
+        os.close(report)
+        report = -1
         _await_ready(ready, log, began, timeout)
     finally:
         os.close(ready)
         os.close(log)
-        if tell >= 0:
-            os.close(tell)
+        if report >= 0:
+            os.close(report)
 
 
 def _arguments(path: str) -> list[str]:
-    """For `serve`: those of the server that left its processes to a keeper, if one waits, else the usual ones."""
+    """Return the arguments for `serve`: those of the last server if its keeper waits, else the usual ones."""
     keeper = keeper_client.find(path)
     if keeper is not None:
         try:
@@ -211,34 +210,34 @@ def _arguments(path: str) -> list[str]:
 
 
 def _await_ready(ready: int, log: int, began: int, timeout: float) -> None:
-    """Read the two lines that a start writes: its pid and its session, and that it listens."""
+    """Read the two lines of a start: the pid with the session, and the announcement that it listens."""
     import select
     import time
 
-    told = b""
+    lines = b""
     deadline = time.monotonic() + timeout
     poller = select.poll()
     poller.register(ready, select.POLLIN)
-    while told.count(b"\n") < 2:
+    while lines.count(b"\n") < 2:
         if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            _end_unready(told)
+            _end_unready(lines)
             raise _not_started(f"the server was not ready after {timeout:g} s{_log_tail(log, began)}")
         data = os.read(ready, 65_536)
         if not data:
             raise _not_started(f"the server ended before it was ready{_log_tail(log, began)}")
-        told += data
+        lines += data
 
 
-def _end_unready(told: bytes) -> None:
-    """Kill a server that did not get ready, by the line that it wrote first; nothing if it wrote none."""
+def _end_unready(lines: bytes) -> None:
+    """Kill a server that did not become ready, by the first line that it wrote; does nothing without one."""
     import signal
 
     from holdfast.launch.pidfd_signals import signal_process
 
-    line, end, _ = told.partition(b"\n")
+    line, end, _ = lines.partition(b"\n")
     if end:
         pid, session = (int(word) for word in line.split())
-        # Not our child: it may have ended, and its pid may be reused.
+        # Not a child of this process: it may have ended, and its pid may be reused.
         signal_process(pid, signal.SIGKILL, lambda pid: os.getsid(pid) == session)
 
 
@@ -253,7 +252,7 @@ def _open_log() -> int:
 
 
 def _log_tail(log: int, began: int) -> str:
-    """What this start wrote to the log, for the error that says it failed."""
+    """Return the end of this start's part of the log, for an error."""
     end = os.fstat(log).st_size
     start = max(began, end - LOG_TAIL_BYTES)
     text = os.pread(log, end - start, start).decode(errors="replace").strip()
@@ -261,10 +260,10 @@ def _log_tail(log: int, began: int) -> str:
 
 
 def _server_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """That of the server: it starts in `/`, where relative entries of PYTHONPATH would point elsewhere."""
+    """Return the server's environment: it starts in `/`, so relative entries of PYTHONPATH become absolute."""
     environment = dict(environ)
     paths = environment.get("PYTHONPATH")
-    # An injected server does not look at it: it is for the programs that it runs, as they have it.
+    # An injected server ignores the variable, which is for the programs that it runs.
     if paths and not self_exec.is_injected():
         environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(p) for p in paths.split(os.pathsep) if p)
     return environment

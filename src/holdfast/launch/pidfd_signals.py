@@ -1,7 +1,7 @@
-"""Signals to process groups and to single processes that reach nothing else: not us, and no reused number.
+"""Signals to process groups and to single processes, never to this process or to a reused pid.
 
-A process is held by a pidfd, then compared with what the caller knows of it, and only then signalled through that
-pidfd. Standard library only. Raw kills stand in few other modules: `tests/unit/test_signalling.py` lists them.
+A process is opened as a pidfd, then checked against what the caller expects, and only then signalled through the
+pidfd. Standard library only. Few other modules call kill(2) directly: `tests/unit/test_signalling.py` lists them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 #: PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9: the signal is for the whole group of the pidfd's process.
 _PROCESS_GROUP = 4
-#: Before Linux 6.9 members are signalled one by one, and looked for again: one may have forked meanwhile.
-_LOOKS = 3
+#: Searches for members before Linux 6.9, where they are signalled one by one and may fork meanwhile.
+_SEARCHES = 3
 
 
-class OurOwn(ValueError):
+class OwnProcess(ValueError):
     """A signal was about to be sent to this process, to its group or session, or to every process."""
 
 
 def signal_process(pid: int, number: int, is_it: Callable[[int], bool]) -> bool:
     """Signal the process with this pid if `is_it` holds for it; returns whether a signal was sent.
 
-    `is_it` is called when the number cannot be given to another process any more. `OurOwn` for this process, and
-    for numbers that kill(2) takes for more than one process. `OSError` if there is no descriptor for a pidfd.
+    `is_it` is called when the pid can no longer be reused. Raises `OwnProcess` for this process, and for numbers
+    that kill(2) takes for more than one process; `OSError` if there is no descriptor for a pidfd.
     """
     if pid <= 1 or pid == os.getpid():
-        raise OurOwn(f"signal {number} is not sent to process {pid}")
+        raise OwnProcess(f"signal {number} is not sent to process {pid}")
     with _held(pid, is_it) as fd:
         if fd >= 0:
             signal.pidfd_send_signal(fd, number)
@@ -43,17 +43,17 @@ def signal_process(pid: int, number: int, is_it: Callable[[int], bool]) -> bool:
 def signal_group(group: int, session: int, number: int, spared: Container[int] = ()) -> bool:
     """Signal the processes of a group in a session, except those `spared`; returns whether a signal was sent.
 
-    `OurOwn` for a group or a session of this process, and for numbers that kill(2) takes for more than one group.
-    `OSError` if there is no descriptor for a pidfd.
+    Raises `OwnProcess` for a group or a session of this process, and for numbers that kill(2) takes for more than
+    one group; `OSError` if there is no descriptor for a pidfd.
     """
     if group <= 1 or session <= 1 or group == os.getpgrp() or session == os.getsid(0):
-        raise OurOwn(f"signal {number} is not sent to process group {group} of session {session}")
+        raise OwnProcess(f"signal {number} is not sent to process group {group} of session {session}")
 
     def is_member(pid: int) -> bool:
         return os.getpgid(pid) == group and os.getsid(pid) == session
 
     signalled: set[int] = set()
-    for _ in range(_LOOKS):
+    for _ in range(_SEARCHES):
         before = len(signalled)
         for pid in _members(group, is_member):
             if pid in signalled or pid in spared:
@@ -71,9 +71,9 @@ def signal_group(group: int, session: int, number: int, spared: Container[int] =
 
 
 def signal_child_group(leader: int, number: int) -> bool:
-    """Signal the group of a child of ours that leads its session; returns whether a signal was sent.
+    """Signal the group of a child that leads its session; returns whether a signal was sent.
 
-    False if the child was reaped. Needs no descriptor if there is none.
+    False if the child was reaped. Works without a free descriptor, too.
     """
     try:
         if os.getsid(leader) != leader:
@@ -87,7 +87,7 @@ def signal_child_group(leader: int, number: int) -> bool:
             raise
     if not _is_child(leader):
         return False
-    # A child that was not reaped keeps its number, and with it the number of its group.
+    # A child that was not reaped retains its pid, and with it the number of its group.
     os.killpg(leader, number)
     return True
 
@@ -105,9 +105,9 @@ def signal_group_of(fd: int, number: int) -> bool:
 
 @contextmanager
 def _held(pid: int, is_it: Callable[[int], bool]) -> Iterator[int]:
-    """A pidfd of the process with this pid, or -1 if `is_it` does not hold for it, or it is gone.
+    """Open a pidfd of the process with this pid; -1 if `is_it` does not hold for it, or it has ended.
 
-    A process that ends, or is another user's by the time of the signal, ends the block.
+    The block ends early if the process ends, or changes to another user, before the signal.
     """
     try:
         fd = os.pidfd_open(pid)
@@ -116,26 +116,26 @@ def _held(pid: int, is_it: Callable[[int], bool]) -> Iterator[int]:
         return
     try:
         is_the_one = is_it(pid)
-        # Fails if the process was reaped: then `is_it` may have looked at another one.
+        # Fails if the process was reaped: then `is_it` may have checked another process.
         signal.pidfd_send_signal(fd, 0)
     except (ProcessLookupError, PermissionError):
-        is_the_one = False  # gone, or a program that is not ours to signal
+        is_the_one = False  # ended, or of another user
     try:
         yield fd if is_the_one else -1
     except (ProcessLookupError, PermissionError):
-        return  # it ended meanwhile, or became a program of another user
+        return  # ended, or executed a program of another user
     finally:
         os.close(fd)
 
 
 def _members(group: int, is_member: Callable[[int], bool]) -> Iterator[int]:
-    """The pids of a group, its leader first."""
+    """Yield the pids of a group, its leader first."""
     numbers = (int(name) for name in os.listdir("/proc") if name.isdecimal())
     for pid in (group, *(number for number in numbers if number != group)):
         try:
             found = is_member(pid)
         except OSError:
-            continue  # gone
+            continue  # ended
         if found:
             yield pid
 

@@ -1,4 +1,4 @@
-"""The few system calls that the standard library lacks, through ctypes; touches nothing but the C library.
+"""System calls that the standard library lacks, through ctypes; touches nothing but the C library.
 
 Each function raises `OSError` with the right errno, so callers treat them like functions of `os`.
 """
@@ -46,26 +46,29 @@ _fallocate: Final = _libc.fallocate
 _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _posix_spawn: Final = _libc.posix_spawn
 _add_chdir: Final = _libc.posix_spawn_file_actions_addchdir_np
-#: glibc 2.34; elsewhere every descriptor of ours is close-on-exec anyway.
+#: glibc 2.34; elsewhere all descriptors are close-on-exec anyway.
 _add_closefrom: Final = getattr(_libc, "posix_spawn_file_actions_addclosefrom_np", None)
 
 
+def _last_error(path: str | None = None) -> OSError:
+    error = ctypes.get_errno()
+    return OSError(error, os.strerror(error), path)
+
+
 def reserve(fd: int, offset: int, length: int) -> None:
-    """Give the file blocks for this range, which may be behind its end; its length and its bytes stay."""
+    """Allocate blocks for this range of a file, which may be behind its end; its length and its bytes stay."""
     if _fallocate(fd, _FALLOC_FL_KEEP_SIZE, offset, length) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+        raise _last_error()
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
-    """Give the file's blocks in this range back; its length and all other bytes stay."""
+    """Free the blocks of this range of a file; its length and all other bytes stay."""
     if _fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, length) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+        raise _last_error()
 
 
-class File(NamedTuple):
-    """What a file is."""
+class FileIdentity(NamedTuple):
+    """The type and the identity of a file."""
 
     mode: int
     device: int
@@ -74,27 +77,26 @@ class File(NamedTuple):
     node: int
 
 
-def look_at(path: str) -> File:
-    """As os.stat(), of what the kernel remembers: a network or FUSE file system that hangs must not hang us."""
+def stat_cached(path: str) -> FileIdentity:
+    """As os.stat(), from the kernel's cache: a network or FUSE file system that hangs does not block the caller."""
     found = ctypes.create_string_buffer(256)
     number = _STATX_CALL[os.uname().machine]
     if _libc.syscall(number, _AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, _STATX_TYPE_AND_INO, found) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error), path)
+        raise _last_error(path)
     mode, inode, *numbers = _STATX.unpack_from(found)
-    return File(mode, os.makedev(numbers[2], numbers[3]), inode, os.makedev(numbers[0], numbers[1]))
+    return FileIdentity(mode, os.makedev(numbers[2], numbers[3]), inode, os.makedev(numbers[0], numbers[1]))
 
 
-def open_other_side(master: int, flags: int) -> int:
-    """A descriptor of the side of a terminal that programs have, of which `master` is ours."""
+def open_pty_peer(master: int, flags: int) -> int:
+    """Open the other side of a PTY, the one that programs have, by its `master`."""
     fd: int = fcntl.ioctl(master, _TIOCGPTPEER, flags | os.O_NOCTTY | os.O_CLOEXEC)
     return fd
 
 
 def child_signals() -> int:
-    """A descriptor that is readable whenever a child has ended: SIGCHLD, which is blocked from now on.
+    """A descriptor that is readable whenever a child has exited: SIGCHLD, which is blocked from now on.
 
-    Cheaper than a handler, which would run Python for every command that ends.
+    Cheaper than a handler, which would run Python for every child.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
     signals = ctypes.create_string_buffer(_OPAQUE_BYTES)
@@ -102,21 +104,19 @@ def child_signals() -> int:
     _libc.sigaddset(signals, int(signal.SIGCHLD))
     fd: int = _libc.signalfd(-1, signals, os.O_NONBLOCK | os.O_CLOEXEC)
     if fd < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+        raise _last_error()
     return fd
 
 
 def become_subreaper() -> None:
-    """Orphans among our descendants become our children, and not init's, from now on."""
+    """Make this process the subreaper: orphaned descendants become its children instead of init's."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+        raise _last_error()
 
 
 @functools.cache
 def _spawn_attributes() -> ctypes.Array[ctypes.c_char]:
-    """A new session, every signal at its default, no signal blocked: the same for every start."""
+    """Spawn attributes: a new session, every signal at its default, no signal blocked."""
     attributes = ctypes.create_string_buffer(_OPAQUE_BYTES)
     signals = ctypes.create_string_buffer(_OPAQUE_BYTES)
     _check(_libc.posix_spawnattr_init(attributes))
@@ -166,6 +166,6 @@ class SpawnPlan:
 
 
 def _check(error: int) -> None:
-    """The spawn functions return their errno."""
+    """Raise `OSError` for the errno that a spawn function returned."""
     if error != 0:
         raise OSError(error, os.strerror(error))

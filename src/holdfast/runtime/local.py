@@ -1,6 +1,6 @@
-"""The exec interface in this process: no server, no wire. Owns the processes, their spool and their retention.
+"""The exec interface in this process: no server, no wire. Owns the processes, shells, terminals and their spool.
 
-`LocalExec` is what `connect("inprocess")` gives and what the server offers to its connections.
+`connect("inprocess")` returns `LocalExec`, and the server serves it to its connections.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from holdfast.errors import (
     UnknownProcess,
 )
 from holdfast.exec_api import CommandStream, EventStream
-from holdfast.runtime.confine.jail import Jail
-from holdfast.runtime.confine.offers import Offer, offers, words
-from holdfast.runtime.durability.process_log import Keeping
+from holdfast.runtime.confine.features import Feature, available, detect_features
+from holdfast.runtime.confine.jail import ProcessJail
+from holdfast.runtime.durability.durability import Durability, NullDurability
 from holdfast.runtime.files.local_files import LocalFiles
 from holdfast.runtime.machine import environment_info, wait_for_port
-from holdfast.runtime.output.job import Past, Recorded
+from holdfast.runtime.output.job import Job, JobHistory
 from holdfast.runtime.output.local_events import LocalCommand, LocalEvents
 from holdfast.runtime.output.output_log import Spool
 from holdfast.runtime.output.poller import Poller
@@ -43,14 +43,16 @@ from holdfast.runtime.process.input import InputQueue
 from holdfast.runtime.process.process import ManagedProcess
 from holdfast.runtime.process.signals import parse_signal
 from holdfast.runtime.process.spawn import write_all
-from holdfast.runtime.process.start import Started, Starter, is_jailed, starts_at_once
+from holdfast.runtime.process.start import StartedProcess, Starter, is_jailed, starts_at_once
+from holdfast.runtime.retention import ProcessRetention
 from holdfast.runtime.shell.registry import Shells
+from holdfast.runtime.terminal.read_until import read_terminal
 from holdfast.runtime.terminal.registry import Terminals
 from holdfast.runtime.tree.cgroup import Cgroups
 from holdfast.runtime.tree.orphans import OrphanReaper
 from holdfast.runtime.tree.process_table import TableReader
 from holdfast.runtime.tree.process_tree import Strays, Tree
-from holdfast.runtime.tree.usage import Activity, Asked, UsageSampler
+from holdfast.runtime.tree.usage import Activity, UsageQuery, UsageSampler
 from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,
     CloseMode,
@@ -61,6 +63,7 @@ from holdfast.types import (
     ProcessInfo,
     ProcessSpec,
     ReadResult,
+    ReadUntil,
     ServerStatus,
     ShellSpec,
     ShellStatus,
@@ -87,27 +90,29 @@ class LocalExec:
         environ: Mapping[str, str] | None = None,
         adopt_orphans: bool = False,
         open_files: int | None = None,
-        keeping: Keeping | None = None,
+        durability: Durability | None = None,
     ) -> None:
-        """`adopt_orphans` makes us the parent of descendants whose parent died: right for a server, not in
-        somebody's program. `open_files` is the descriptor limit to give to processes if ours was raised.
-        `keeping` lets what we have outlive us."""
+        """`adopt_orphans` makes this process the subreaper of its descendants: right for a server, not in a user's
+        program. `open_files` is the descriptor limit of processes, if the server's own was raised. With a
+        `durability`, processes outlive this process."""
         self.config = config or ExecServerConfig()
-        self._keeping = keeping
+        environ = os.environ if environ is None else environ
         with contextlib.ExitStack() as opened:
-            if keeping is None:
-                self._spool = Spool(self.config.spool_directory, wanted_bytes=self.config.spool_minimum_bytes)
-                opened.callback(self._spool.remove)
-            else:
-                self._spool = keeping.spool
+            if durability is None:
+                spool = Spool(self.config.spool_directory, wanted_bytes=self.config.spool_minimum_bytes)
+                opened.callback(spool.remove)
+                durability = NullDurability(spool, self.config)
+            self._durability = durability
+            self._spool = durability.spool
+            self.retention = ProcessRetention(self.config, self._spool, jobs=self._jobs, forget=self._forget)
             try:
                 self._poller = Poller()
                 opened.callback(self._poller.close)
                 self._starter = Starter(
-                    os.environ if environ is None else environ,
+                    environ,
                     open_files,
-                    keeping,
-                    self._spare_ended_output,
+                    durability,
+                    self.retention.discard_oldest,
                     self.config.oom_score_adj,
                 )
                 opened.callback(self._starter.close)
@@ -117,47 +122,41 @@ class LocalExec:
             except OSError as error:
                 raise ResourceExhausted(f"processes cannot be watched: {error.strerror}") from None
             opened.pop_all()
-        self._spool.make_room = self._spare_ended_output
-        self._spool_limit = self._look_for_room()
         self._processes: dict[str, ManagedProcess] = {}
         #: Starts that are under way, by id: a repeated start joins the first.
         self._starting: dict[str, asyncio.Task[ManagedProcess]] = {}
-        #: The pids of those that run.
+        #: The pids of running processes.
         self._leaders: set[int] = set()
-        #: Closed processes in the order of their end.
-        self._ended: dict[str, ManagedProcess] = {}
         self._tables = TableReader()
-        self._keeper = None if keeping is None else keeping.link.pid
+        self._keeper = durability.keeper_pid
         self._cgroups = Cgroups.open(self._keeper) if self.config.cgroup == "auto" else None
         self._sampler = UsageSampler(self._keeper)
         self._starter.cgroups = self._cgroups
         self.keep_to_ourselves((self._spool.path,))
-        #: What can be enforced here; found out once, when somebody asks.
-        self._offers: asyncio.Future[tuple[Offer, ...]] | None = None
+        #: The features of this machine; detected once, at the first request.
+        self._features: asyncio.Future[tuple[Feature, ...]] | None = None
         self._closing = False
-        self._over = asyncio.Event()
+        self._closed = asyncio.Event()
         self._started_at = time.monotonic()
-        self._retention_timer: asyncio.TimerHandle | None = None
         self.files = LocalFiles(self.config)
         self.shells = Shells(
             config=self.config,
-            spool=self._spool,
             poller=self._poller,
             tables=self._tables,
-            environ=os.environ if environ is None else environ,
+            environ=environ,
             start_process=self._start_on,
             end_process=self._end,
-            on_growth=self._spool_grew,
-            keeping=keeping,
+            on_growth=self.retention.spool_grew,
+            durability=durability,
         )
         self.terminals = Terminals(
             config=self.config,
             spool=self._spool,
-            environ=os.environ if environ is None else environ,
+            environ=environ,
             start_process=self._start_on,
             end_process=self._end,
             existing=self._processes.get,
-            ledger=None if keeping is None else keeping.ledger,
+            ledger=durability.ledger,
         )
 
     # --- starting --------------------------------------------------------------------------------------------
@@ -166,7 +165,7 @@ class LocalExec:
         return (await self.start_process(spec)).info()
 
     async def start_process(self, spec: ProcessSpec) -> ManagedProcess:
-        """Start it, or find the one that an earlier attempt with the same `start_id` has started."""
+        """Start a process, or return the one that an earlier attempt with the same `start_id` has started."""
         if starts_at_once(spec):
             return self.start_now(spec)
         while spec.process_id in self._starting:
@@ -174,18 +173,17 @@ class LocalExec:
                 await asyncio.shield(self._starting[spec.process_id])
         if (existing := self._existing(spec)) is not None:
             return existing
-        attempt = self._starting[spec.process_id] = asyncio.create_task(self._start_through_launcher(spec))
-        # When it is over, and not when its caller is: a caller that gave up may come back and ask again.
+        attempt = self._starting[spec.process_id] = asyncio.create_task(self._start_on(spec, None))
+        # At its own end, and not at that of its caller: a cancelled caller may repeat the request.
         attempt.add_done_callback(lambda _: self._starting.pop(spec.process_id))
         return await asyncio.shield(attempt)
 
     def start_now(self, spec: ProcessSpec) -> ManagedProcess:
-        """The same for a spec that `starts_at_once`, without waiting for anything."""
-        existing = self._existing(spec)
-        return self._start(spec) if existing is None else existing
+        """Start a process with a spec that `starts_at_once`, without waiting."""
+        return self._existing(spec) or self._manage(spec, self._starter.start(spec))
 
     def _existing(self, spec: ProcessSpec) -> ManagedProcess | None:
-        """What an earlier attempt has started; an error if the id is another's."""
+        """The process that an earlier attempt has started; an error if the id belongs to another."""
         self._check(spec)
         existing = self._processes.get(spec.process_id)
         taken = existing is not None or spec.process_id in self._starting
@@ -194,7 +192,7 @@ class LocalExec:
         return existing
 
     def _check(self, spec: ProcessSpec) -> None:
-        """What can be said before anything is tried."""
+        """Check a spec before anything is tried."""
         if self._closing:
             raise ShuttingDown("the server is shutting down: it starts nothing new")
         if spec.kind == "direct" and not self.config.allow_direct_exec:
@@ -203,51 +201,45 @@ class LocalExec:
             raise Forbidden("prepared starts are switched off here (allow_prepared_exec)")
         check_spec(spec)
 
-    def _start(self, spec: ProcessSpec) -> ManagedProcess:
-        return self._manage(spec, self._starter.start(spec))
-
-    async def _start_through_launcher(self, spec: ProcessSpec) -> ManagedProcess:
-        return self._manage(spec, await self._starter.start_through_launcher(spec))
-
     async def _start_on(
         self, spec: ProcessSpec, stdin: int | None, on_exit: Callable[[ManagedProcess], None] | None = None
     ) -> ManagedProcess:
-        """On a stdin that somebody has."""
+        """Start a process on this stdin."""
         self._check(spec)
         internal = on_exit is not None and not spec.tty
         if starts_at_once(spec):
-            return self._manage(spec, self._starter.start(spec, stdin, internal=internal), on_exit)
-        started = await self._starter.start_through_launcher(spec, stdin, internal=internal)
+            started = self._starter.start(spec, stdin, internal=internal)
+        else:
+            started = await self._starter.start_through_launcher(spec, stdin, internal=internal)
         return self._manage(spec, started, on_exit)
 
     def _manage(
-        self, spec: ProcessSpec, started: Started, on_exit: Callable[[ManagedProcess], None] | None = None
+        self, spec: ProcessSpec, started: StartedProcess, on_exit: Callable[[ManagedProcess], None] | None = None
     ) -> ManagedProcess:
         process = self._managed(spec, started, on_exit)
         try:
             process.follow(started.outputs)
         except OSError as error:
-            # No descriptor to watch it by. It has just begun, and nobody knows of it.
+            # No descriptor to watch it by. It has just begun, and has no id yet.
             started.undo()
             raise ResourceExhausted(f"cannot watch {spec.argv[0]!r}: {error.strerror}") from None
-        if started.notes is not None:
-            started.notes.started(process.pid, process.started_at)
+        started.recorder.started(process.pid, process.started_at)
         self._processes[spec.process_id] = process
         self._leaders.add(process.pid)
         if started.cgroup is not None:
             process.tree.cgroup = started.cgroup
         elif self._cgroups is not None:
-            self._cgroups.join_later(process.tree, None if started.notes is None else started.notes.key)
+            self._cgroups.join_later(process.tree, started.recorder.key)
         return process
 
     def take_over(
         self,
         spec: ProcessSpec,
-        started: Started,
-        past: Past,
+        started: StartedProcess,
+        past: JobHistory,
         on_exit: Callable[[ManagedProcess], None] | None = None,
     ) -> ManagedProcess:
-        """Go on with a process that an earlier server has started."""
+        """Take over a process that an earlier server has started."""
         process = self._managed(spec, started, on_exit)
         process.restore(past)
         self._processes[spec.process_id] = process
@@ -257,44 +249,43 @@ class LocalExec:
         if process.jail is not None and process.running:
             process.jail.find()
         if past.closed_at is None:
-            if self._cgroups is not None and started.notes is not None:
-                self._cgroups.rejoin(process.tree, started.notes.key)
+            if self._cgroups is not None:
+                self._cgroups.rejoin(process.tree, started.recorder.key)
             process.follow(started.outputs)
         return process
 
     def keep_to_ourselves(self, directories: Iterable[str]) -> None:
-        """No confined process reaches what is in these: our socket, and the door of our keeper beside it."""
+        """Hide directories from confined processes: those of the server's socket and of its keeper's."""
         found = (os.path.realpath(directory) for directory in directories)
         self._starter.own = tuple(dict.fromkeys((*self._starter.own, *found)))
 
     def inherit_cgroups(self, keeper: int) -> None:
-        """Before `take_over`: of a keeper that was killed."""
+        """Take over the cgroups of a keeper that was killed; before `take_over`."""
         if self._cgroups is not None:
             self._cgroups.inherit(keeper)
 
     def _managed(
-        self, spec: ProcessSpec, started: Started, on_exit: Callable[[ManagedProcess], None] | None
+        self, spec: ProcessSpec, started: StartedProcess, on_exit: Callable[[ManagedProcess], None] | None
     ) -> ManagedProcess:
         def exited(process: ManagedProcess) -> None:
-            self._process_exited(process)
+            self._leaders.discard(process.pid)
             if on_exit is not None:
                 on_exit(process)
 
         return ManagedProcess(
             spec,
+            started.recorder,
             cwd=started.cwd,
             tree=Tree(started.pid, started.mark, self._tables),
             outputs=started.outputs,
             stdin=started.stdin,
-            spool=self._spool,
             poller=self._poller,
             config=self.config,
-            on_exit=self._process_exited if on_exit is None else exited,
+            on_exit=exited,
             on_close=self._process_closed,
-            on_growth=self._spool_grew,
+            on_growth=self.retention.spool_grew,
             internal=on_exit is not None and not spec.tty,
-            notes=started.notes,
-            jail=started.jail or (Jail(started.pid) if is_jailed(spec) else None),
+            jail=started.jail or (ProcessJail(started.pid) if is_jailed(spec) else None),
         )
 
     # --- one process -----------------------------------------------------------------------------------------
@@ -305,8 +296,8 @@ class LocalExec:
         except KeyError:
             raise UnknownProcess(f"no process has the id {process_id!r}") from None
 
-    def recorded(self, id: str) -> Recorded:
-        """What can be read under this id: a process, a command of a shell, or a shell's own output."""
+    def recorded(self, id: str) -> Job:
+        """The job with this id: a process, a command of a shell, or a shell's own output."""
         found = self._processes.get(id) or self.shells.recorded(id)
         if found is None:
             raise UnknownProcess(f"no process has the id {id!r}")
@@ -326,11 +317,9 @@ class LocalExec:
         if reader is not None:
             process.polled(reader, after_seq)
         if wait > 0 and process.journal.last_seq <= after_seq and not process.closed:
-            try:
+            with contextlib.suppress(builtins.TimeoutError):
                 async with asyncio.timeout(wait):
                     await process.wait_news(after_seq)
-            except builtins.TimeoutError:
-                pass
         return process.read(after_seq, DEFAULT_READ_BYTES if max_bytes is None else max_bytes)
 
     def events(self, process_id: str, *, after_seq: int = 0, window: int | None = None) -> EventStream:
@@ -400,7 +389,7 @@ class LocalExec:
             known_marks=lambda: {process.tree.mark for process in self._processes.values()},
         )
 
-    def _asked(self, process_id: str) -> Asked | None:
+    def _asked(self, process_id: str) -> UsageQuery | None:
         process = self._processes.get(process_id)
         if process is None:
             shell = self.shells.get(process_id)
@@ -408,13 +397,14 @@ class LocalExec:
         terminal = self.terminals.get(process_id)
         printed = sum(log.end for log in process.logs.values())
         activity = Activity() if terminal is None or not process.running else terminal.activity()
-        return Asked(process_id, (process.tree,), process.running, printed, activity, process.own_pids)
+        return UsageQuery(process_id, (process.tree,), process.running, printed, activity, process.own_pids)
 
     async def forget(self, process_id: str) -> None:
         process = self.process(process_id)
         if process.running:
             raise InvalidRequest(f"process {process_id!r} still runs: terminate it first")
-        self._drop(process)
+        self.retention.discard(process)
+        self._forget(process)
 
     # --- shells ----------------------------------------------------------------------------------------------
 
@@ -439,7 +429,7 @@ class LocalExec:
     ) -> ProcessInfo:
         started = self._processes.get(process_id)
         if started is not None and start_id is not None and started.spec.start_id == start_id:
-            return started.info()  # by an earlier attempt, whatever became of the shell since
+            return started.info()  # by an earlier attempt; the shell may be closed since
         spec, script = await self.shells.background(shell_id, command, process_id, start_id, pipe_stdin=pipe_stdin)
         existing = self._existing(spec)
         if existing is not None:
@@ -456,7 +446,7 @@ class LocalExec:
         return await self.shells.shell(shell_id).interrupt(interrupt_id)
 
     async def close_shell(self, shell_id: str, *, keep: bool = False, grace: float = 5.0) -> None:
-        with contextlib.suppress(ShellClosed):  # by the end of an earlier server
+        with contextlib.suppress(ShellClosed):  # by the end of an earlier server's shell
             shell = await self.shells.opened(shell_id)
             await shell.close(keep=keep, grace=grace)
         self._reap_orphans()
@@ -465,7 +455,7 @@ class LocalExec:
         return self.shells.describe(shell_id)
 
     async def list_shells(self) -> tuple[ShellStatus, ...]:
-        return self.shells.statuses()
+        return tuple(shell.info() for shell in self.shells.all())
 
     # --- terminals -------------------------------------------------------------------------------------------
 
@@ -483,18 +473,12 @@ class LocalExec:
         wait: float = 0.0,
         timing: bool = False,
         marks: bool = False,
+        until: ReadUntil | None = None,
     ) -> TerminalRead:
         terminal = self.terminals.terminal(terminal_id)
         check_bytes(max_bytes or 0)
-        if wait > 0:
-            try:
-                async with asyncio.timeout(wait):
-                    await terminal.wait_news(since)
-            except builtins.TimeoutError:
-                pass
-        return terminal.read(
-            since, DEFAULT_READ_BYTES if max_bytes is None else max_bytes, timing=timing, marks=marks
-        )
+        size = DEFAULT_READ_BYTES if max_bytes is None else max_bytes
+        return await read_terminal(terminal, since, size, wait, timing=timing, marks=marks, until=until)
 
     async def run_in_terminal(
         self,
@@ -546,14 +530,14 @@ class LocalExec:
         await wait_for_port(port, host, timeout)
 
     async def info(self) -> EnvironmentInfo:
-        if self._offers is None:
-            self._offers = asyncio.ensure_future(asyncio.to_thread(offers))
-        return environment_info(words(await asyncio.shield(self._offers)))
+        if self._features is None:
+            self._features = asyncio.ensure_future(asyncio.to_thread(detect_features))
+        return environment_info(available(await asyncio.shield(self._features)))
 
     async def status(self) -> ServerStatus:
         processes = [process for process in self._processes.values() if not process.internal]
         running = sum(process.running for process in processes)
-        link = None if self._keeping is None or self._keeping.link.lost else self._keeping.link
+        link = None if self._durability.link.lost else self._durability.link
         return ServerStatus(
             version=__version__,
             pid=os.getpid(),
@@ -565,26 +549,26 @@ class LocalExec:
             sessions=0,
             spool=self._spool.path,
             spool_bytes=self._spool.used,
-            spool_limit=self._spool_limit,
+            spool_limit=self.retention.spool_limit,
             spool_free=self._spool.free,
             spool_file_system=self._spool.file_system.kind,
             containment=(*(() if self._cgroups is None else (self._cgroups.kind,)), "mark", "tree"),
             keeper_pid=None if link is None else link.pid,
             keeper_uptime=None if link is None else time.monotonic() - link.started_at,
             restarts=0 if link is None else link.restarts,
-            lost="" if self._keeping is None else self._keeping.lost,
+            lost=self._durability.lost,
         )
 
     @property
     def running(self) -> int:
-        """How many processes run now."""
+        """The number of running processes."""
         return len(self._leaders)
 
     # --- ending ----------------------------------------------------------------------------------------------
 
     async def shutdown(self, grace: float) -> None:
-        """End everything and everybody, then let go. Nothing starts any more."""
-        asked_before, self._closing = self._closing, True
+        """Refuse new starts, end everything, and close every descriptor."""
+        repeated, self._closing = self._closing, True
         if self._starting:
             await asyncio.wait(self._starting.values())
         await asyncio.gather(self.shells.close_all(grace), self.terminals.close_all(grace))
@@ -593,16 +577,14 @@ class LocalExec:
         if self._orphans is not None:
             # Daemons of processes that were forgotten before.
             await Strays(self._tables, self._keeper).end(self._leaders, grace)
-        if asked_before:
-            await self._over.wait()
+        if repeated:
+            await self._closed.wait()
             return
         await self.files.aclose()
-        if self._retention_timer is not None:
-            self._retention_timer.cancel()
+        self.retention.close()
         for process in processes:
             process.discard()
         self._processes.clear()
-        self._ended.clear()
         if self._cgroups is not None:
             self._cgroups.close()
         if self._orphans is not None:
@@ -611,7 +593,7 @@ class LocalExec:
         self._starter.close()
         self._poller.close()
         self._spool.remove()
-        self._over.set()
+        self._closed.set()
 
     async def aclose(self) -> None:
         if not self._closing:
@@ -622,77 +604,25 @@ class LocalExec:
             self._orphans.reap()
 
     async def _end(self, process: ManagedProcess, grace: float) -> None:
-        """The whole tree, and then the news of it: when this returns the exit is in the journal."""
-        # A blocking process must be able to end though nobody reads: its reader gets what fits.
+        """End a process and its tree; on return the exit is in the journal."""
+        # A blocking process must be able to end without a reader: readers get what the log holds.
         process.stop_blocking()
         await process.tree.end(self._leaders, grace)
         await process.wait_exit()
 
-    def _process_exited(self, process: ManagedProcess) -> None:
-        self._leaders.discard(process.pid)
-
     def _process_closed(self, process: ManagedProcess) -> None:
-        """From now on it may be forgotten. Not before: a child that holds its streams would die of SIGPIPE."""
+        """Begin the retention of a process. Not before: a child that holds its streams would die of SIGPIPE."""
         if process.tree.cgroup is not None:
             process.tree.cgroup.remove()
-        self.keep_ended(process)
+        self.retention.keep(process)
 
-    def keep_ended(self, process: ManagedProcess) -> None:
-        """For a while: somebody may want to know how it went."""
-        self._ended[process.spec.process_id] = process
-        while len(self._ended) > self.config.max_exited_processes:
-            self._drop(next(iter(self._ended.values())))
-        if self._retention_timer is None and not self._closing:
-            self._schedule_retention(self.config.exited_retention_seconds)
+    def _jobs(self) -> Iterable[Job]:
+        return (*self._processes.values(), *self.shells.logged())
 
-    def _schedule_retention(self, seconds: float) -> None:
-        self._retention_timer = asyncio.get_running_loop().call_later(seconds, self._drop_old)
-
-    def _drop_old(self) -> None:
-        self._retention_timer = None
-        now = time.monotonic()
-        for process in list(self._ended.values()):
-            assert process.closed_at is not None
-            left = process.closed_at + self.config.exited_retention_seconds - now
-            if left > 0:
-                self._schedule_retention(left)
-                return
-            self._drop(process)
-
-    def _drop(self, process: ManagedProcess) -> None:
+    def _forget(self, process: ManagedProcess) -> None:
         process.discard()
         self._processes.pop(process.spec.process_id, None)
-        self._ended.pop(process.spec.process_id, None)
         self.terminals.forget(process.spec.process_id)
-
-    def _spool_grew(self) -> None:
-        """Over the total, ended processes lose their output first, oldest first; then the largest keeps less."""
-        if self._spool.used <= self._spool_limit:
-            return
-        # The file system may have been full of others' files when we looked last.
-        limit = self._spool_limit = self._look_for_room()
-        if self._spool.used <= limit:
-            return
-        for process in self._ended.values():
-            process.give_up_output()
-            if self._spool.used <= limit:
-                return
-        keepers = (*self._processes.values(), *self.shells.logged())
-        logs = ((keeper, kind) for keeper in keepers for kind in keeper.logs)
-        keeper, kind = max(logs, key=lambda each: each[0].logs[each[1]].kept_bytes)
-        keeper.keep_less(kind)
-
-    def _spare_ended_output(self) -> bool:
-        """Without room or descriptors, the oldest ended process that printed something loses its output."""
-        for process in self._ended.values():
-            if any(log.fd >= 0 for log in process.logs.values()):
-                process.give_up_output()
-                return True
-        return False
-
-    def _look_for_room(self) -> int:
-        """How much output may be kept: half of the room that there is for it, at most what is set."""
-        return min(self.config.retained_output_bytes_total, (self._spool.used + self._spool.free) // 2)
 
     def is_known(self, process_id: str) -> bool:
         return process_id in self._processes
@@ -702,11 +632,11 @@ class LocalExec:
         return process is not None and process.running
 
     def bound_processes(self) -> builtins.list[str]:
-        """Those that run and end with the session that started them."""
+        """The running processes that end with the connection that started them."""
         running = (process for process in self._processes.values() if process.running)
         return [process.process_id for process in running if process.spec.lifetime == "connection"]
 
     def check_room(self, running: int) -> None:
-        """Refuse a session's next process when it has enough of them."""
+        """Raise `LimitReached` if a connection has its maximum of processes."""
         if running >= self.config.max_processes_per_connection:
             raise LimitReached(f"{running} processes run in this session: that is max_processes_per_connection")

@@ -1,4 +1,4 @@
-"""What can be asked of the machine itself: what it is, and whether somebody listens on a port of it."""
+"""The machine itself: a description of it, and the wait for a port that accepts connections."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from holdfast.launch import self_exec
 from holdfast.runtime.process.environment import resolve_user
 from holdfast.types import EnvironmentInfo, ShellInfo
 
-#: What a client may use here.
+#: Features of every server.
 FEATURES: Final = ("process", "tty", "exec_remote", "shell", "terminal")
-#: Between two attempts to connect to a port: no event tells that somebody listens.
+#: Seconds between two attempts to connect to a port, which has no event for a new listener.
 _PORT_RETRY: Final = (0.005, 0.25)
 
 
 async def wait_for_port(port: int, host: str, timeout: float) -> None:
-    """Return once something accepts connections there; `TimeoutError` otherwise."""
+    """Wait until a port accepts connections; `TimeoutError` otherwise."""
     if not 0 < port < 65536:
         raise InvalidParams(f"port {port}: must be 1 to 65535")
     pause, longest = _PORT_RETRY
@@ -45,7 +45,7 @@ async def wait_for_port(port: int, host: str, timeout: float) -> None:
 
 
 def environment_info(offered: tuple[str, ...] = ()) -> EnvironmentInfo:
-    """What kind of place this is; `offered` is what it can enforce, in words of `confine.offers`."""
+    """The description of this machine; `offered` are the names of `confine.features` that are available."""
     account = resolve_user(str(os.geteuid()))
     shell = account.shell if os.access(account.shell, os.X_OK) else "/bin/sh"
     return EnvironmentInfo(

@@ -1,1 +1,1 @@
-"""How to reach a sandbox from the host, and how to put the server inside. Imported on the host alone."""
+"""Kinds of sandboxes, and the installation of the server in them. Imported on the host only."""

@@ -1,7 +1,7 @@
-"""A fresh bubblewrap jail over a directory: the machine's programs, that directory to write in, and nothing else.
+"""A new bubblewrap jail over a directory: the machine's programs, that directory to write in, and nothing else.
 
-The server is the jail's first process and listens on a socket in a directory that both sides see, so a connection
-that breaks costs nothing. When we leave, the jail ends with all that runs in it.
+The server is the jail's first process and listens on a socket in a directory that both sides see, so a broken
+connection loses nothing. `aclose` ends the jail with all of its processes.
 """
 
 from __future__ import annotations
@@ -18,26 +18,25 @@ from typing import Final
 from holdfast.errors import InvalidParams, SandboxError, SandboxGone
 from holdfast.sandboxes.install.bundle import Bundle, bundle
 from holdfast.sandboxes.install.unpacking import unpacked
-from holdfast.sandboxes.sandbox_kind import Place
+from holdfast.sandboxes.target import SandboxTarget
 from holdfast.transport import unix
 from holdfast.transport.channel import Channel, Receiver
 
-#: What programs of the machine need to run; what is missing on this machine is left out.
+#: Directories that programs of the machine need to run; those that do not exist are left out.
 READ_ONLY: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt")
-#: Inside: the server, and the directory with its socket.
+#: Paths inside: the server's tree, and the directory with its socket.
 SERVER: Final = "/run/holdfast/server"
 SOCKETS: Final = "/run/holdfast/sockets"
 START_SECONDS: Final = 30.0
-GRACE_SECONDS: Final = 10.0
-#: Kept of what the jail prints, for the error that says it did not start.
+#: Kept of the jail's output, for the error if it does not start.
 LOG_BYTES: Final = 4_000
 
 
-class Jail(Place):
+class BwrapJail(SandboxTarget):
     """`bwrap:DIRECTORY`. The directory has the same path inside, and is where commands start.
 
-    `network` shares the machine's; `read_only` and `writable` are further paths, the same inside; `env` is all of
-    the environment inside, beside PATH, HOME and TMPDIR.
+    `network` shares the machine's network; `read_only` and `writable` are further paths, the same inside; `env` is
+    the whole environment inside, beside PATH, HOME and TMPDIR.
     """
 
     def __init__(
@@ -64,27 +63,27 @@ class Jail(Place):
         self.arguments = tuple(arguments)
         self._sockets: str | None = None
         self._process: asyncio.subprocess.Process | None = None
-        #: The tree that it runs from.
+        #: Holds the lock on the tree that the server runs from.
         self._held = contextlib.AsyncExitStack()
 
     # --- its life --------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        if not os.path.isdir(self.directory):  # noqa: ASYNC240 - one look
-            raise SandboxGone(f"{self.address}: there is no such directory")
+        if not os.path.isdir(self.directory):  # noqa: ASYNC240 - one system call
+            raise SandboxGone(f"{self.address}: the directory does not exist")
         chosen = await bundle()
         tree = await self._held.enter_async_context(unpacked(chosen))
-        # Short: a socket's path has 107 bytes.
+        # A short path: that of a socket has at most 107 bytes.
         self._sockets = tempfile.mkdtemp(prefix="hf-jail-", dir="/tmp")
-        ready, tell = os.pipe()
+        ready, ready_end = os.pipe()
         try:
             with open(f"{self._sockets}/log", "wb") as log:  # noqa: ASYNC230 - one file, on tmpfs mostly
                 self._process = await asyncio.create_subprocess_exec(
-                    *self.command(chosen, str(tree), tell),
+                    *self.command(chosen, str(tree), ready_end),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    pass_fds=(tell,),
+                    pass_fds=(ready_end,),
                     start_new_session=True,
                     env={"PATH": os.environ.get("PATH", os.defpath)},
                 )
@@ -92,7 +91,7 @@ class Jail(Place):
             os.close(ready)
             raise SandboxError(f"{self.program}: {error.strerror}; is bubblewrap installed?") from None
         finally:
-            os.close(tell)
+            os.close(ready_end)
         await self._await_ready(ready)
 
     async def _await_ready(self, ready: int) -> None:
@@ -103,20 +102,20 @@ class Jail(Place):
         )
         try:
             async with asyncio.timeout(START_SECONDS):
-                told = await reader.readline()
+                line = await reader.readline()
         except TimeoutError:
-            told = b""
+            line = b""
         finally:
             transport.close()
-        if not told:
-            raise SandboxError(f"{self.address}: the jail did not come up: {self._last_words()}")
+        if not line:
+            raise SandboxError(f"{self.address}: the jail did not start: {self._last_output()}")
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         with open(f"{self._sockets}/log", "rb") as log:
-            return log.read()[-LOG_BYTES:].decode(errors="replace").strip() or "no word of why"
+            return log.read()[-LOG_BYTES:].decode(errors="replace").strip() or "no reason given"
 
     def command(self, chosen: Bundle, tree: str, ready_fd: int) -> list[str]:
-        """The jail, and the server in it."""
+        """Return the command of the jail with the server in it."""
         binds: list[str] = []
         for path in (*READ_ONLY, *self.read_only):
             binds += ["--ro-bind-try", path, path]
@@ -152,7 +151,7 @@ class Jail(Place):
         assert self._process is not None
         if self._process.returncode is not None:
             raise SandboxGone(
-                f"{self.address}: the jail has ended with {self._process.returncode}: {self._last_words()}",
+                f"{self.address}: the jail has ended with {self._process.returncode}: {self._last_output()}",
                 final=True,
             )
         return await unix.dial(f"{self._sockets}/server.sock", receiver, lend=True)
@@ -161,7 +160,7 @@ class Jail(Place):
         process, sockets = self._process, self._sockets
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGKILL)  # the namespace's first process goes, and everything with it
+                process.send_signal(signal.SIGKILL)  # ends the first process of the namespace, and so all of them
             await process.wait()
         await self._held.aclose()
         if sockets is not None:

@@ -10,30 +10,30 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 
 from holdfast.client.sandbox import RECONNECT_DEADLINE, Sandbox
 from holdfast.errors import InvalidParams, SandboxError
-from holdfast.sandboxes.host_command import Outcome, run_outside
+from holdfast.sandboxes.host_command import run_host_command
 from holdfast.sandboxes.install.bundle import bundle
-from holdfast.sandboxes.install.injection import Injection, What
+from holdfast.sandboxes.install.installation import BundleChoice, Installation
 from holdfast.sandboxes.install.unpacking import unpacked
-from holdfast.sandboxes.opening import open_place
-from holdfast.sandboxes.sandbox_kind import CommandPlace, Signs
+from holdfast.sandboxes.opening import open_target
+from holdfast.sandboxes.target import CommandTarget, Signs
 
 Engine = Literal["docker", "podman"]
 
-#: On every container that we make, so that those whose maker was killed can be found and removed:
+#: On every container that `create` makes, to find containers after their creator was killed:
 #: `docker ps --all --filter label=holdfast.created`.
 LABEL: Final = "holdfast.created"
-#: An image that is not there yet may have to be pulled.
+#: The limit for creating a container: its image may have to be pulled.
 CREATE_SECONDS: Final = 600.0
-#: The first process of a container that we make: reaps what is left to it, and ends when it is told.
+#: The first process of a container that `create` makes: reaps orphans, and ends on TERM or INT.
 _FIRST_PROCESS: Final = """
 import os, signal
-told = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
-signal.pthread_sigmask(signal.SIG_BLOCK, told)
-while signal.sigwait(told) == signal.SIGCHLD:
+signals = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+while signal.sigwait(signals) == signal.SIGCHLD:
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -42,7 +42,7 @@ while signal.sigwait(told) == signal.SIGCHLD:
 """
 
 
-class Container(CommandPlace):
+class Container(CommandTarget):
     """A container that runs, reached through `docker exec` or `podman exec`."""
 
     gone_signs: ClassVar[Signs] = (
@@ -58,26 +58,28 @@ class Container(CommandPlace):
         *,
         user: str | None = None,
         directory: str | None = None,
-        bundle: What = True,
+        bundle: BundleChoice = True,
     ) -> None:
         if not name or name.startswith("-"):
             raise InvalidParams(f"{engine}:{name}: names no container")
-        super().__init__(f"{engine}:{name}", Injection(directory=directory, bundle=bundle))
+        super().__init__(f"{engine}:{name}", Installation(directory=directory, bundle=bundle))
         self.engine = engine
         self.program: str = engine
         self.name = name
         self.user = user
+
+    @classmethod
+    def from_address(cls, scheme: str, rest: str, **options: Any) -> Self:
+        return cls("podman" if scheme == "podman" else "docker", rest, **options)
 
     def command(self, argv: Sequence[str]) -> list[str]:
         user = [] if self.user is None else ["--user", self.user]
         return [self.program, "exec", "--interactive", *user, self.name, *argv]
 
     async def copy_in(self, tree: Path, directory: str) -> bool:
-        done = await run_outside([self.program, "cp", str(tree), f"{self.name}:{directory}"])
+        done = await run_host_command([self.program, "cp", str(tree), f"{self.name}:{directory}"])
         if done.exit_code != 0:
-            raise self.explain(done.stderr) or SandboxError(
-                f"{self.address}: nothing can be copied in: {done.said}"
-            )
+            raise self.explain(done.stderr) or SandboxError(f"{self.address}: the copy failed: {done.summary}")
         return True
 
 
@@ -99,17 +101,17 @@ async def create(
     arguments: Sequence[str] = (),
     reconnect_deadline: float = RECONNECT_DEADLINE,
 ) -> AsyncIterator[Sandbox]:
-    """A new container of `image`, and the sandbox in it; removed at the end with all that it holds.
+    """Make a container of `image`, for the length of a `with` block, and connect to it as a sandbox.
 
-    It has no network unless `network` names one. `memory` is as engines write it ("512m"), `volumes` are paths here
-    and inside; with `read_only` the image cannot be written, and /tmp and /run are memory. `arguments` are further
-    options of `docker create`. The image needs nothing: no shell, no Python.
+    The container has no network unless `network` names one. `memory` is as engines write it ("512m"), `volumes` are
+    paths here and inside; with `read_only` the image cannot be written, and /tmp and /run are memory. `arguments`
+    are further options of `docker create`. The image needs neither a shell nor Python.
     """
     if not image or image.startswith("-"):
         raise InvalidParams(f"image {image!r}: names no image")
     chosen = await bundle()
-    called = name or f"holdfast-{secrets.token_hex(6)}"
-    options: list[str] = ["--name", called, "--label", LABEL, "--network", network]
+    container = name or f"holdfast-{secrets.token_hex(6)}"
+    options: list[str] = ["--name", container, "--label", LABEL, "--network", network]
     for flag, value in (("--memory", memory), ("--cpus", cpus), ("--pids-limit", pids), ("--user", user)):
         options += [] if value is None else [flag, str(value)]
     options += [] if workdir is None else ["--workdir", workdir]
@@ -122,23 +124,22 @@ async def create(
     async with AsyncExitStack() as stack:
         tree = await stack.enter_async_context(unpacked(chosen))
         if read_only:
-            # Nothing can be copied into it: it sees the tree where it is.
+            # The engine cannot copy into a read-only container: mount the tree instead.
             options += ["--read-only", "--tmpfs", "/tmp", "--tmpfs", "/run"]
             options += ["--volume", f"{tree}:/{chosen.name}:ro"]
         await _engine(engine, ["create", *options, *arguments, "--entrypoint", loader, image, *first])
-        stack.push_async_callback(_engine, engine, ["rm", "--force", "--volumes", called])
+        stack.push_async_callback(_engine, engine, ["rm", "--force", "--volumes", container])
         if not read_only:
-            await _engine(engine, ["cp", str(tree), f"{called}:/"])
-        await _engine(engine, ["start", called])
-        place = Container(engine, called, user=user)
-        place.injection.is_in("", without_shell=True)
-        box = Sandbox(await open_place(place, reconnect_deadline=reconnect_deadline))
+            await _engine(engine, ["cp", str(tree), f"{container}:/"])
+        await _engine(engine, ["start", container])
+        target = Container(engine, container, user=user)
+        target.installation.copied_to("")
+        box = Sandbox(await open_target(target, reconnect_deadline=reconnect_deadline))
         stack.push_async_callback(box.aclose)
         yield box
 
 
-async def _engine(engine: Engine, arguments: Sequence[str]) -> Outcome:
-    done = await run_outside([engine, *arguments], seconds=CREATE_SECONDS)
+async def _engine(engine: Engine, arguments: Sequence[str]) -> None:
+    done = await run_host_command([engine, *arguments], seconds=CREATE_SECONDS)
     if done.exit_code != 0:
-        raise SandboxError(f"{engine} {arguments[0]}: {done.said}")
-    return done
+        raise SandboxError(f"{engine} {arguments[0]}: {done.summary}")

@@ -1,6 +1,6 @@
-"""Run a command of the host to its end: an engine's client, `ssh`. What it prints is bounded, and so is its time.
+"""Runs a command of the host to its end: an engine's client, `ssh`. Its output and its time are bounded.
 
-Touches processes of the host; knows nothing of sandboxes.
+Touches processes of the host; depends on no sandbox.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from holdfast.launch.pidfd_signals import signal_child_group
 from holdfast.transport.stdio import without_queries
 from holdfast.types import Struct
 
-#: An engine under load takes seconds for what should take one; one that hangs must not hang us.
+#: The default limit of a command: an engine under load takes seconds, and a hanging one must not block its caller.
 SECONDS: Final = 120.0
-#: What is kept of each stream: ids, a short list, an error text.
+#: Kept of each stream: enough for ids, a short list, an error text.
 KEPT_BYTES: Final = 1024 * 1024
 
 
 class Outcome(Struct, frozen=True):
-    """How a command of the host ended."""
+    """The exit code and the output of a command of the host."""
 
     exit_code: int
     stdout: str
     stderr: str
 
     @property
-    def words(self) -> str:
-        """Why it failed. Docker prints on stdout why it could not execute."""
+    def error(self) -> str:
+        """The error output. Docker prints on stdout why it could not execute."""
         return self.stderr or self.stdout
 
     @property
-    def said(self) -> str:
-        """What it said last, for an error text."""
-        lines = without_queries(self.words).strip().splitlines()
+    def summary(self) -> str:
+        """The last lines of the error output, for an error text."""
+        lines = without_queries(self.error).strip().splitlines()
         return "; ".join(lines[-3:]) or f"exit code {self.exit_code}"
 
 
-async def run_outside(
+async def run_host_command(
     argv: Sequence[str],
     *,
     stdin: Path | bytes = b"",
@@ -52,7 +52,7 @@ async def run_outside(
     env: Mapping[str, str] | None = None,
     kept_bytes: int = KEPT_BYTES,
 ) -> Outcome:
-    """Run it on this input; a file is given to it as it is. `ConnectionLost` if it takes too long."""
+    """Run a command with this input; a file becomes its stdin. `ConnectionLost` if it takes too long."""
     source = os.open(stdin, os.O_RDONLY | os.O_CLOEXEC) if isinstance(stdin, Path) else None
     try:
         process = await asyncio.create_subprocess_exec(
@@ -81,7 +81,7 @@ async def run_outside(
         raise ConnectionLost(f"{shlex.join(argv[:4])} …: no end in {limit:g} s") from None
     finally:
         if process.returncode is None:
-            # A thread of asyncio may have reaped it by now, and its number may be another's.
+            # A thread of asyncio may have reaped it by now, and another process may have its pid.
             signal_child_group(process.pid, signal.SIGKILL)
             await asyncio.shield(process.wait())
     return Outcome(code, stdout, stderr)
@@ -90,7 +90,7 @@ async def run_outside(
 async def _feed(stream: asyncio.StreamWriter | None, data: bytes) -> None:
     if stream is None:
         return
-    # A command that reads no input ends all the same, and its exit code tells more.
+    # A command may end without reading its input; its exit code then has the reason.
     with contextlib.suppress(ConnectionError):
         stream.write(data)
         await stream.drain()

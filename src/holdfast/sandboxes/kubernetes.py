@@ -1,7 +1,7 @@
-"""Pods, reached through `kubectl exec`; which cluster is kubectl's own to know.
+"""Pods, reached through `kubectl exec`; the cluster is that of kubectl's configuration.
 
-A pod is not its name: its containers are restarted, and another pod may get the name. So the pod is looked up with
-`kubectl get` before each channel, and recognised by its UID.
+A pod is not its name: its containers are restarted, and another pod may get the name. So `kubectl get` reads the
+pod before each channel, and its UID identifies it.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import logging
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 
 import msgspec
 
 from holdfast.errors import ConnectionLost, InvalidParams, SandboxError, SandboxGone
-from holdfast.sandboxes.host_command import run_outside
-from holdfast.sandboxes.install.injection import Injection, What
-from holdfast.sandboxes.sandbox_kind import CommandPlace, Signs, environment
+from holdfast.sandboxes.host_command import run_host_command
+from holdfast.sandboxes.install.installation import BundleChoice, Installation
+from holdfast.sandboxes.target import CommandTarget, Signs, environment
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.types import Struct
 
 log = logging.getLogger(__name__)
 
-#: For one `kubectl get`.
-_LOOK_SECONDS: Final = 30.0
-#: Between two looks at a pod that is not ready yet: doubling from the first to the second.
-_AGAIN_SECONDS: Final = (0.2, 2.0)
-#: Which container `kubectl exec` takes if none is named.
+#: The limit for one `kubectl get`.
+_GET_SECONDS: Final = 30.0
+#: Between two reads of a pod that is not ready yet: doubling from the first to the second.
+_POLL_SECONDS: Final = (0.2, 2.0)
+#: The annotation with the container that `kubectl exec` takes if none is named.
 _DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 #: containerd and CRI-O report a program that is not in the image as an error of their own, with exit code 1.
 _NO_PROGRAM: Final = re.compile(
@@ -37,13 +37,13 @@ _NO_PROGRAM: Final = re.compile(
 
 
 class PodStatus(Struct, frozen=True):
-    """What `kubectl get pod` says of a pod and of one container in it."""
+    """The status of a pod and of one container in it, from `kubectl get pod`."""
 
     uid: str
     phase: str
     deleting: bool
     container: Literal["waiting", "running", "terminated"]
-    #: By the pod's readiness probe; a running container without one is ready.
+    #: By the pod's readiness probe; a running container without a probe is ready.
     ready: bool
     #: Whether the kubelet starts the container again when it has ended.
     restarts: bool
@@ -52,7 +52,7 @@ class PodStatus(Struct, frozen=True):
 
     @property
     def gone(self) -> str | None:
-        """Why waiting would not bring the container back; None if it runs, or may come."""
+        """Why the container will not run again; None if it runs, or may run later."""
         if self.phase in ("Succeeded", "Failed"):
             return f"the pod has ended ({self.why or self.phase})"
         if self.container == "running":
@@ -64,7 +64,7 @@ class PodStatus(Struct, frozen=True):
         return None
 
 
-class Pod(CommandPlace):
+class Pod(CommandTarget):
     """A container of a pod: `kubernetes:NAMESPACE/POD` or `kubernetes:NAMESPACE/POD/CONTAINER`.
 
     `wait_ready` is how many seconds the first connection waits for the container to run and be ready.
@@ -86,7 +86,7 @@ class Pod(CommandPlace):
         *,
         context: str | None = None,
         directory: str | None = None,
-        bundle: What = True,
+        bundle: BundleChoice = True,
         wait_ready: float = 0.0,
     ) -> None:
         names = [namespace, pod, *([] if container is None else [container])]
@@ -94,7 +94,7 @@ class Pod(CommandPlace):
             raise InvalidParams(
                 f"kubernetes:{'/'.join(names)}: NAMESPACE/POD or NAMESPACE/POD/CONTAINER, in small letters"
             )
-        super().__init__(f"kubernetes:{'/'.join(names)}", Injection(directory=directory, bundle=bundle))
+        super().__init__(f"kubernetes:{'/'.join(names)}", Installation(directory=directory, bundle=bundle))
         if not (math.isfinite(wait_ready) and wait_ready >= 0):
             raise InvalidParams(f"{self.address}: wait_ready={wait_ready}: not a number of seconds")
         self.namespace = namespace
@@ -102,10 +102,16 @@ class Pod(CommandPlace):
         self.container = container
         self.context = context
         self.wait_ready = wait_ready
-        #: Of the pod that was connected first.
+        #: The UID of the pod that was connected first.
         self._uid: str | None = None
-        #: Whether `open` has just looked.
-        self._looked = False
+        #: Whether `open` has just read the pod.
+        self._was_read = False
+
+    @classmethod
+    def from_address(cls, scheme: str, rest: str, **options: Any) -> Self:
+        namespace, _, rest = rest.partition("/")
+        pod, slash, container = rest.partition("/")
+        return cls(namespace, pod, container if slash else None, **options)
 
     def command(self, argv: Sequence[str]) -> list[str]:
         container = [] if self.container is None else ["--container", self.container]
@@ -115,62 +121,62 @@ class Pod(CommandPlace):
     def _kubectl(self) -> list[str]:
         return ["kubectl", *([] if self.context is None else ["--context", self.context])]
 
-    def lacks_program(self, exit_code: int, words: str) -> bool:
-        return super().lacks_program(exit_code, words) or (exit_code != 0 and bool(_NO_PROGRAM.search(words)))
+    def lacks_program(self, exit_code: int, text: str) -> bool:
+        return super().lacks_program(exit_code, text) or (exit_code != 0 and bool(_NO_PROGRAM.search(text)))
 
     def cannot_copy(self, why: str) -> SandboxError:
         return SandboxError(
-            f"{self.address}: the server cannot be brought in: {why}; a pod can be given files only by "
-            "programs of its image: use an image that has sh and tar, or name another container of the pod"
+            f"{self.address}: the server cannot be installed: {why}; only programs of the image can write "
+            "files in a pod: use an image that has sh and tar, or name another container of the pod"
         )
 
     # --- its life --------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Look at the pod, and wait until it is ready if that was asked for."""
+        """Read the pod, and wait until it is ready if `wait_ready` is set."""
         loop = asyncio.get_running_loop()
-        deadline, pause = loop.time() + self.wait_ready, _AGAIN_SECONDS[0]
+        deadline, pause = loop.time() + self.wait_ready, _POLL_SECONDS[0]
         while True:
-            status, words = await self._look()
+            status, reason = await self._read()
             if status is None and not self.wait_ready:
-                return  # `kubectl exec` will fail with better words, or work
+                return  # `kubectl exec` fails with a better error, or succeeds
             if status is not None and status.container == "running" and (status.ready or not self.wait_ready):
-                self._looked = True
+                self._was_read = True
                 return
             if status is not None:
-                words = status.why or "it is not ready"
+                reason = status.why or "it is not ready"
             if not self.wait_ready:
                 raise ConnectionLost(
-                    f"{self.address}: the container does not run yet: {words}; wait_ready=SECONDS waits for it"
+                    f"{self.address}: the container does not run yet: {reason}; wait_ready=SECONDS waits for it"
                 )
             if loop.time() + pause > deadline:
-                raise ConnectionLost(f"{self.address}: not ready after {self.wait_ready:g} s: {words}")
+                raise ConnectionLost(f"{self.address}: not ready after {self.wait_ready:g} s: {reason}")
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _AGAIN_SECONDS[1])
+            pause = min(2 * pause, _POLL_SECONDS[1])
 
     async def dial(self, receiver: Receiver) -> Channel:
-        if self._looked:
-            self._looked = False
+        if self._was_read:
+            self._was_read = False
         else:
-            status, words = await self._look()
+            status, reason = await self._read()
             if status is not None and status.container != "running":
                 raise ConnectionLost(f"{self.address}: the container does not run: {status.why}")
             if status is None and self._uid is not None:
                 # It may be another pod by now.
-                raise ConnectionLost(f"{self.address}: {words}")
+                raise ConnectionLost(f"{self.address}: {reason}")
         return await super().dial(receiver)
 
-    async def _look(self) -> tuple[PodStatus | None, str]:
-        """The pod as it is now, or None and kubectl's words. `SandboxGone` if it has ended or is another one."""
+    async def _read(self) -> tuple[PodStatus | None, str]:
+        """Return the pod's status, or None and kubectl's error. `SandboxGone` if it has ended or is another pod."""
         query = ["get", "pod", "--namespace", self.namespace, self.pod, "--output", "json"]
         try:
-            done = await run_outside([*self._kubectl(), *query], seconds=_LOOK_SECONDS, env=environment())
+            done = await run_host_command([*self._kubectl(), *query], seconds=_GET_SECONDS, env=environment())
         except ConnectionLost as late:
             return None, late.message
         if done.exit_code != 0:
-            if (gone := self.explain(done.words)) is not None:
+            if (gone := self.explain(done.error)) is not None:
                 raise gone
-            return None, done.said
+            return None, done.summary
         status = read_status(done.stdout, self.container)
         if status is None:
             log.debug("%s: kubectl get pod printed no pod", self.address)
@@ -181,14 +187,14 @@ class Pod(CommandPlace):
                 f"(UID {self._uid}) is gone",
                 final=True,
             )
-        if (gone_by := status.gone) is not None:
-            raise SandboxGone(f"{self.address}: {gone_by}", final=True)
+        if status.gone is not None:
+            raise SandboxGone(f"{self.address}: {status.gone}", final=True)
         self._uid = status.uid
         return status, ""
 
 
 def read_status(text: str, container: str | None) -> PodStatus | None:
-    """The status in the JSON of `kubectl get pod`; None if that is something else."""
+    """Read the status in the JSON of `kubectl get pod`; None if that is something else."""
     try:
         pod = msgspec.json.decode(text, type=_Pod)
     except msgspec.DecodeError:
@@ -219,12 +225,12 @@ def read_status(text: str, container: str | None) -> PodStatus | None:
 
 
 def _reason(state: dict[str, Any]) -> str:
-    """`CrashLoopBackOff: back-off 10s restarting …`, `OOMKilled, exit code 137`."""
-    words = ": ".join(str(state[key]) for key in ("reason", "message") if state.get(key))
-    return f"{words}, exit code {state['exitCode']}".removeprefix(", ") if "exitCode" in state else words
+    """Return the reason of a state: `CrashLoopBackOff: back-off 10s restarting …`, `OOMKilled, exit code 137`."""
+    reason = ": ".join(str(state[key]) for key in ("reason", "message") if state.get(key))
+    return f"{reason}, exit code {state['exitCode']}".removeprefix(", ") if "exitCode" in state else reason
 
 
-# --- as much of the API's objects as is looked at --------------------------------------------------------------
+# --- the fields that are read of the API's objects -------------------------------------------------------------
 
 
 class _Metadata(Struct, frozen=True):

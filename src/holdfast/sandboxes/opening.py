@@ -1,41 +1,40 @@
-"""From a place to its processes: opens it, connects, replaces a server of an older version that does nothing."""
+"""Opens a sandbox and connects to its server, which it replaces if that is idle and of an older version."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Any
 
 import holdfast
-from holdfast.client.connection import CLIENT_NAME, Connection
+from holdfast.client.channel_connection import ChannelConnection
+from holdfast.client.connection import CLIENT_NAME, ClientConnection
 from holdfast.client.remote import RemoteExec
-from holdfast.errors import HoldfastError, InvalidParams
-from holdfast.sandboxes.addresses import place_at
+from holdfast.errors import HoldfastError
+from holdfast.sandboxes.install.requirements import version_numbers
 from holdfast.sandboxes.polling import POLL_SECONDS, PolledConnection
-from holdfast.sandboxes.sandbox_kind import CommandPlace, Place
+from holdfast.sandboxes.target import CommandTarget, SandboxTarget
 from holdfast.types import ExitStatus
 from holdfast.wire import messages as m, methods
 
 log = logging.getLogger(__name__)
 
 
-class PlacedExec(RemoteExec):
-    """The processes of a sandbox that we opened, and close."""
+class TargetExec(RemoteExec):
+    """The processes of a sandbox; closing it closes the target."""
 
-    def __init__(self, connection: Connection, place: Place) -> None:
+    def __init__(self, connection: ClientConnection, target: SandboxTarget) -> None:
         super().__init__(connection)
-        self.place = place
+        self.target = target
 
     async def aclose(self) -> None:
         try:
             await super().aclose()
         finally:
-            await self.place.aclose()
+            await self.target.aclose()
 
 
-class PolledExec(PlacedExec):
-    """The same where no command may take long: waits are asked for piece by piece."""
+class PolledExec(TargetExec):
+    """The processes of a sandbox in which no command may take long: a long wait is several short ones."""
 
     async def wait(self, process_id: str, *, timeout: float | None = None) -> ExitStatus | None:
         loop = asyncio.get_running_loop()
@@ -47,79 +46,51 @@ class PolledExec(PlacedExec):
                 return status
 
 
-async def open_sandbox(
-    address: str | Place,
-    options: Mapping[str, Any],
-    *,
-    reconnect_deadline: float,
-    client_name: str = CLIENT_NAME,
-) -> PlacedExec:
-    """The processes of the sandbox at an address, or of a place that the caller made. The caller closes it."""
-    if isinstance(address, str):
-        place = place_at(address, **options)
-        return await open_place(place, reconnect_deadline=reconnect_deadline, client_name=client_name)
-    if options:
-        raise InvalidParams(f"{', '.join(options)}: give options to the place itself, {address.address}")
-    return await open_place(address, reconnect_deadline=reconnect_deadline, client_name=client_name)
+async def open_target(
+    target: SandboxTarget, *, reconnect_deadline: float, client_name: str = CLIENT_NAME
+) -> TargetExec:
+    """Connect to the server in a sandbox, and install it there if it is missing. The caller closes the result."""
 
+    async def connect() -> ChannelConnection:
+        connection = ChannelConnection(
+            target.dial,
+            address=target.address,
+            client_name=client_name,
+            reconnect_deadline=reconnect_deadline,
+            handshake_timeout=target.handshake_seconds,
+        )
+        await connection.open()
+        return connection
 
-async def open_place(place: Place, *, reconnect_deadline: float, client_name: str = CLIENT_NAME) -> PlacedExec:
-    """Connect to the server in a sandbox, which is put there if it is not. The caller closes it."""
-    await place.open()
+    await target.open()
     try:
-        if isinstance(place, CommandPlace) and not place.channel:
-            polled = PolledConnection(place, reconnect_deadline=reconnect_deadline)
+        if isinstance(target, CommandTarget) and not target.channel:
+            polled = PolledConnection(target, reconnect_deadline=reconnect_deadline)
             await polled.open()
-            return PolledExec(polled, place)
-        connection = await _connect(place, reconnect_deadline, client_name)
-        if _is_older(connection):
-            connection = await _replace(connection, place, reconnect_deadline, client_name)
+            return PolledExec(polled, target)
+        connection = await connect()
+        if await _shut_down_if_old(connection):
+            connection = await connect()
     except BaseException:
-        await place.aclose()
+        await target.aclose()
         raise
-    return PlacedExec(connection, place)
+    return TargetExec(connection, target)
 
 
-async def _connect(place: Place, reconnect_deadline: float, client_name: str) -> Connection:
-    connection = Connection(
-        place.dial,
-        address=place.address,
-        client_name=client_name,
-        reconnect_deadline=reconnect_deadline,
-        handshake_timeout=place.handshake_seconds,
-    )
-    try:
-        await connection.open()
-    except HoldfastError:
-        if not place.may_try_again():
-            raise
-        await connection.open()
-    return connection
-
-
-def _is_older(connection: Connection) -> bool:
+async def _shut_down_if_old(connection: ChannelConnection) -> bool:
+    """Shut down a server inside that is idle and older than this client; whether it was shut down."""
     assert connection.server is not None
-    return _numbers(connection.server.server_version) < _numbers(holdfast.__version__)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """`1.10.2` as numbers; what is none of them is of no importance here."""
-    return tuple(int(part) for part in version.split(".") if part.isdecimal())
-
-
-async def _replace(connection: Connection, place: Place, reconnect_deadline: float, client_name: str) -> Connection:
-    """The server inside is older than we are. If it has nothing to do it makes room; else it is used as it is."""
-    assert connection.server is not None
-    old = connection.server.server_version
-    api = RemoteExec(connection)
+    version = connection.server.server_version
+    if version_numbers(version) >= version_numbers(holdfast.__version__):
+        return False
     try:
-        status = await api.status()
+        status = await RemoteExec(connection).status()
         is_idle = not (status.processes_running or status.shells or status.terminals)
     except HoldfastError:
-        is_idle = False  # too old to tell
-    if not is_idle:
-        log.warning("%s: the server inside is of version %s and busy; it is used as it is", place.address, old)
-        return connection
-    await connection.call(methods.SERVER_SHUTDOWN, m.ShutdownParams())
-    await connection.aclose()
-    return await _connect(place, reconnect_deadline, client_name)
+        is_idle = False  # too old to report its status
+    if is_idle:
+        await connection.call(methods.SERVER_SHUTDOWN, m.ShutdownParams())
+        await connection.aclose()
+    else:
+        log.warning("%s: the server has version %s and is busy; it is not replaced", connection.address, version)
+    return is_idle

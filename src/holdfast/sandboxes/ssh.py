@@ -1,7 +1,7 @@
-"""Hosts over the OpenSSH client: its settings, keys and known hosts are the user's own.
+"""Hosts over the OpenSSH client, with the user's own settings, keys and known hosts.
 
-One connection carries everything (ControlMaster): the second command costs no handshake. Its control socket lives
-in a private directory, as long as we do.
+One connection carries all commands (ControlMaster), so that the second costs no handshake. Its control socket is in
+a private directory, which `aclose` removes.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import ClassVar, Final
 from urllib.parse import urlsplit
 
 from holdfast.errors import InvalidParams
-from holdfast.sandboxes.host_command import run_outside
-from holdfast.sandboxes.install.injection import Injection, What
-from holdfast.sandboxes.sandbox_kind import CommandPlace, Signs
+from holdfast.sandboxes.host_command import run_host_command
+from holdfast.sandboxes.install.installation import BundleChoice, Installation
+from holdfast.sandboxes.target import CommandTarget, Signs
 
-#: Two answers missing at this distance, and ssh gives the connection up: we dial again.
+#: ssh closes the connection after two missing answers at this interval; the client then dials again.
 ALIVE_SECONDS: Final = 15
-#: How long a host may take to accept.
+#: The limit for a host to accept the connection.
 CONNECT_SECONDS: Final = 20
 
 
-class SshHost(CommandPlace):
-    """`ssh:USER@HOST`, `ssh:HOST`, or `ssh://USER@HOST:PORT`; a name of the user's ssh configuration will do."""
+class SshHost(CommandTarget):
+    """`ssh:USER@HOST`, `ssh:HOST`, or `ssh://USER@HOST:PORT`; HOST may be a name of the ssh configuration."""
 
     gone_signs: ClassVar[Signs] = (
-        (re.compile(r"Permission denied|Host key verification failed|Too many authentication"), "not let in"),
+        (re.compile(r"Permission denied|Host key verification failed|Too many authentication"), "refused"),
         (re.compile(r"Could not resolve hostname"), "there is no such host"),
     )
 
@@ -41,7 +41,7 @@ class SshHost(CommandPlace):
         port: int | None = None,
         options: Sequence[str] = (),
         directory: str | None = None,
-        bundle: What = True,
+        bundle: BundleChoice = True,
     ) -> None:
         address = f"ssh:{destination}"
         if destination.startswith("//"):
@@ -51,7 +51,7 @@ class SshHost(CommandPlace):
         # A destination that begins with a dash would be an option, and some options run commands here.
         if not destination or destination.startswith("-") or any(c.isspace() for c in destination):
             raise InvalidParams(f"{address}: USER@HOST, HOST, or //USER@HOST:PORT")
-        super().__init__(address, Injection(directory=directory, bundle=bundle))
+        super().__init__(address, Installation(directory=directory, bundle=bundle))
         self.destination = destination
         self.port = port
         #: Further `-o` options, each NAME=VALUE.
@@ -62,7 +62,7 @@ class SshHost(CommandPlace):
         self._control = tempfile.mkdtemp(prefix="hf-ssh-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        # The other side hands the line to the user's shell: quote each word for it.
+        # sshd gives the line to the user's shell: quote each word for it.
         return [*self._ssh(), "-T", "--", self.destination, shlex.join(argv)]
 
     def _ssh(self) -> list[str]:
@@ -80,6 +80,6 @@ class SshHost(CommandPlace):
 
     async def aclose(self) -> None:
         if self._control is not None:
-            await run_outside([*self._ssh(), "-O", "exit", "--", self.destination])
+            await run_host_command([*self._ssh(), "-O", "exit", "--", self.destination])
             shutil.rmtree(self._control, ignore_errors=True)
             self._control = None

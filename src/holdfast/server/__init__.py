@@ -1,1 +1,1 @@
-"""Offers the exec interface to connections: sessions, dispatch, push. Knows wire, transport and runtime."""
+"""Serves an exec to connections: clients, dispatch, output. Imports wire, transport and runtime."""

@@ -1,7 +1,4 @@
-"""Composes the server: settings, runtime, dispatch, listeners, signals. The only place where they meet.
-
-Nothing here decides anything; it wires, waits for the word to stop, and takes apart in the reverse order.
-"""
+"""Composes the server from settings, runtime, dispatch, listeners and signal handlers, and runs it."""
 
 from __future__ import annotations
 
@@ -14,28 +11,31 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from functools import partial
 from typing import Final, NoReturn, Protocol
 from urllib.parse import urlsplit
 
 from holdfast.config import ExecServerConfig
 from holdfast.errors import HoldfastError, InvalidParams, InvalidRequest, ResourceExhausted
-from holdfast.launch.keeper_client import door_of
+from holdfast.launch.keeper_client import command_socket_of
+from holdfast.runtime.durability.ledger import NullLedger
 from holdfast.runtime.durability.recovery import Recovery
 from holdfast.runtime.local import LocalExec
-from holdfast.server.client_sessions import Sessions
+from holdfast.server.client_session_records import ClientSessionReplay
+from holdfast.server.clients import ClientRegistry
 from holdfast.server.connection import ServerConnection
 from holdfast.server.dispatch import Dispatcher
+from holdfast.server.served_exec import ServedExec
 from holdfast.transport import stdio, stream, unix
 
 log = logging.getLogger("holdfast.server")
 
-#: What the keeper's keys of listening sockets begin with.
+#: Prefix of the keeper's keys for listening sockets.
 LISTENER_KEY: Final = "listen "
 
 
 class Listener(Protocol):
-    """Something that accepts connections until it is closed."""
+    """Accepts connections until it is closed."""
 
     @property
     def address(self) -> str: ...
@@ -56,14 +56,14 @@ def run_server(
 ) -> int:
     """Serve until SIGTERM, SIGINT or `server/shutdown`; returns the exit code.
 
-    Writes one JSON line to `ready_fd` once it listens, so that whoever started us need not guess. `keeper_fd` is
-    our line to the keeper that started us.
+    Writes one JSON line to `ready_fd` once it listens, so that the parent need not poll. `keeper_fd` is the socket
+    to the keeper that started this server.
     """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
     open_files = raise_descriptor_limit()
-    # What is loaded by now stays: the collector need not look at it again and again.
+    # Modules that are loaded by now stay, so the collector need not traverse them each time.
     gc.freeze()
     seal_descriptors({ready_fd} if ready_fd is not None else set())
     try:
@@ -75,9 +75,9 @@ def run_server(
 
 
 def raise_descriptor_limit() -> int | None:
-    """As many descriptors as we may have: a thousand processes need several thousand.
+    """Raise the soft limit to the hard limit, because a thousand processes need several thousand descriptors.
 
-    Returns the limit that processes are to have, if it is no longer ours.
+    Returns the former soft limit, which processes get, if it was lower.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
@@ -87,12 +87,12 @@ def raise_descriptor_limit() -> int | None:
 
 
 def seal_descriptors(keep: set[int]) -> None:
-    """What we inherited by accident does not go on to processes."""
+    """Make inherited descriptors close-on-exec, except `keep`, so that processes do not inherit them."""
     try:
         names = os.listdir("/proc/self/fd")
     except FileNotFoundError:
         raise ResourceExhausted(
-            "/proc is not mounted here: without it nothing tells which processes a command has started"
+            "/proc is not mounted here: without it the processes that a command starts cannot be found"
         ) from None
     for name in names:
         fd = int(name)
@@ -100,26 +100,26 @@ def seal_descriptors(keep: set[int]) -> None:
             try:
                 os.set_inheritable(fd, False)
             except OSError:
-                continue  # the descriptor of the listing itself
+                continue  # the descriptor that listed the directory
 
 
 class Server:
-    """One running server: the runtime, its sessions, and everybody who is connected."""
+    """One running server: the exec that it serves, its clients, connections and listeners."""
 
-    def __init__(self, exec_: LocalExec, recovery: Recovery | None = None) -> None:
+    def __init__(self, exec_: ServedExec, recovery: Recovery | None = None) -> None:
         self.exec = exec_
         self._recovery = recovery
-        self.sessions = Sessions(exec_, None if recovery is None else recovery.keeping.ledger)
+        self.clients = ClientRegistry(exec_, NullLedger() if recovery is None else recovery.ledger)
         self.listeners: list[Listener] = []
         self.dispatcher = Dispatcher(
             exec_,
-            self.sessions,
+            self.clients,
             listening=lambda: tuple(listener.address for listener in self.listeners),
             shutdown=self._shutdown_requested,
         )
         self.connections: set[ServerConnection] = set()
         self.stopping = asyncio.Event()
-        #: We stop, and what runs stays with the keeper.
+        #: Whether processes are left to the keeper when the server stops.
         self.leaving = False
         self.grace = exec_.config.shutdown_grace_period_ms / 1000
         self._idle: asyncio.TimerHandle | None = None
@@ -127,21 +127,21 @@ class Server:
 
     @property
     def is_full(self) -> bool:
-        """Whether one more connection is one too many; the log is told."""
+        """Whether `max_connections` is reached, which is also logged."""
         if len(self.connections) < self.exec.config.max_connections:
             return False
         log.warning("refused a connection: %d are open (max_connections)", len(self.connections))
         return True
 
-    def connect(self) -> ServerConnection:
-        """The receiver for a new connection."""
-        connection = ServerConnection(self.exec, self.dispatcher, self.sessions)
+    def connect(self, *, is_only: bool = False) -> ServerConnection:
+        """The receiver for a new connection; at the end of one that `is_only`, the server stops."""
+        on_close = partial(self._closed, stop=is_only)
+        connection = ServerConnection(self.exec, self.dispatcher, self.clients, on_close)
         self.connections.add(connection)
-        connection.on_close = lambda: self._closed(connection)
         return connection
 
     def accept(self, sock: socket.socket) -> None:
-        """Take a connected Unix socket, or turn it away when there are too many."""
+        """Serve a connected Unix socket, or close it if there are too many."""
         if self.is_full:
             sock.close()
             return
@@ -151,9 +151,9 @@ class Server:
         connection.open(stream.from_socket(sock, connection, description="unix peer", max_message_bytes=limit))
 
     async def close(self) -> None:
-        """Stop listening, end every process, tell who is still there, leave."""
+        """Stop listening, end every process, close the connections."""
         if self._recovery is not None:
-            self._recovery.keeping.link.stop()
+            self._recovery.durability.link.stop()
         if self._idle is not None:
             self._idle.cancel()
         for listener in self.listeners:
@@ -161,37 +161,37 @@ class Server:
         await self.exec.shutdown(self.grace)
         for connection in tuple(self.connections):
             connection.channel.close()
-        self.sessions.close()
-        # The channels tell their loss in the next turn of the loop.
+        self.clients.close()
+        # The channels report their loss in the next turn of the loop.
         await asyncio.sleep(0)
 
     def leave(self) -> NoReturn:
-        """Stop, and leave everything to the keeper for the next server.
+        """Exit and leave everything to the keeper for the next server.
 
-        As a killed server does, and no other way: nothing is undone, no task comes to its end. What the next server
-        needs is written down before each fact counts.
+        Exits as a killed server does: nothing is undone and no task is awaited. The ledger already holds all that
+        the next server needs, because each record is written before it takes effect.
         """
         assert self._recovery is not None
-        self._recovery.keeping.ledger.settle()
+        self._recovery.ledger.settle()
         logging.shutdown()
         os._exit(0)
 
     def taken(self, address: str) -> int | None:
-        """The socket that an earlier server listened on at this address."""
-        held = None if self._recovery is None else self._recovery.held(f"{LISTENER_KEY}{address}")
+        """The socket on which an earlier server listened at this address."""
+        held = None if self._recovery is None else self._recovery.take(f"{LISTENER_KEY}{address}")
         return None if held is None else held.fds[0]
 
     def listening(self, address: str, listener: Listener) -> None:
-        """One more place where connections are accepted; while we are away they wait there."""
+        """Add a listener. The keeper holds its socket, so connections wait there while no server runs."""
         self.listeners.append(listener)
         if self._recovery is not None:
             path = address.removeprefix("unix:") if address.startswith("unix:") else ""
-            self._recovery.keeping.link.keep(f"{LISTENER_KEY}{address}", [listener.fileno()], path)
+            self._recovery.durability.link.keep(f"{LISTENER_KEY}{address}", [listener.fileno()], path)
 
     def keeper_lost(self) -> None:
-        """Our line to the keeper can be read though nothing was asked: it is gone."""
+        """Called when the keeper's socket is readable without a request: at end of file the keeper is gone."""
         assert self._recovery is not None
-        link = self._recovery.keeping.link
+        link = self._recovery.durability.link
         if link.check():
             return
         asyncio.get_running_loop().remove_reader(link.fileno())
@@ -207,22 +207,24 @@ class Server:
             self.leaving = True
         if grace is not None:
             self.grace = grace
-        # After the reply to whoever asked.
+        # After the reply to the request.
         asyncio.get_running_loop().call_soon(self.stopping.set)
 
     def _have_keeper_wait(self) -> None:
-        if self._recovery is None or not self._recovery.keeping.link.check():
-            raise InvalidRequest("this server has no keeper, and what runs would end with it: nothing was stopped")
+        if self._recovery is None or not self._recovery.durability.link.check():
+            raise InvalidRequest("this server has no keeper: its processes would end with it; nothing was stopped")
         paths = [each.address.removeprefix("unix:") for each in self.listeners if each.address.startswith("unix:")]
         if not paths:
             raise InvalidRequest("this server has no Unix socket to find its keeper by: nothing was stopped")
-        cannot = self._recovery.keeping.link.wait_for_next(door_of(paths[0]))
+        cannot = self._recovery.durability.link.wait_for_next(command_socket_of(paths[0]))
         if cannot is not None:
             raise ResourceExhausted(f"the keeper cannot wait for another server: {cannot}; nothing was stopped")
 
-    def _closed(self, connection: ServerConnection) -> None:
+    def _closed(self, connection: ServerConnection, *, stop: bool) -> None:
         self.connections.discard(connection)
         self._watch_idle()
+        if stop:
+            self.stopping.set()
 
     def _watch_idle(self) -> None:
         seconds = self.exec.config.idle_shutdown_seconds
@@ -247,10 +249,12 @@ async def _serve(
     keeper_fd: int | None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    recovery = None if keeper_fd is None else Recovery(keeper_fd, config, _home(listen))
-    keeping = None if recovery is None else recovery.keeping
-    exec_ = LocalExec(config, adopt_orphans=True, open_files=open_files, keeping=keeping)
-    exec_.keep_to_ourselves(_socket_directories(listen))
+    paths = _socket_paths(listen)
+    home = paths[0] if paths else ""
+    recovery = None if keeper_fd is None else Recovery(keeper_fd, config, home, ClientSessionReplay)
+    durability = None if recovery is None else recovery.durability
+    exec_ = LocalExec(config, adopt_orphans=True, open_files=open_files, durability=durability)
+    exec_.keep_to_ourselves(map(os.path.dirname, paths))
     server = Server(exec_, recovery)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stopping.set)
@@ -258,20 +262,22 @@ async def _serve(
         if recovery is not None:
             await recovery.end_doomed()
             recovery.take_over(exec_)
-            server.sessions.restore(recovery.memory.sessions.values(), recovery.memory.last_told())
+            replayed = recovery.replay.extension
+            assert isinstance(replayed, ClientSessionReplay)
+            server.clients.restore(replayed.sessions.values(), recovery.replay.last_seqs())
         for address in listen:
             await _listen(server, address, token, no_auth)
         if recovery is not None:
-            loop.add_reader(recovery.keeping.link.fileno(), server.keeper_lost)
+            loop.add_reader(recovery.durability.link.fileno(), server.keeper_lost)
             recovery.release()
-            recovery.keeping.link.up()
+            recovery.durability.link.up()
         if ready_fd is not None:
             addresses = [listener.address for listener in server.listeners]
-            keeper = None if recovery is None else recovery.keeping.link.pid
+            keeper = None if recovery is None else recovery.durability.link.pid
             with open(ready_fd, "w") as file:  # noqa: ASYNC230 - one line into a pipe
                 file.write(json.dumps({"pid": os.getpid(), "keeper": keeper, "listening": addresses}) + "\n")
     except BaseException:
-        # What an earlier server has started is not ours to end because we cannot go on with it: the next one may.
+        # Processes of an earlier server are not ended because this one fails: the next server may take them over.
         if recovery is None or recovery.is_first:
             await server.close()
         raise
@@ -283,23 +289,16 @@ async def _serve(
     await server.close()
 
 
-def _home(listen: list[str]) -> str:
-    """What tells this server from others of the machine: its first address that has a path."""
-    paths = [address.removeprefix("unix:") for address in listen if address.startswith("unix:")]
-    return os.path.abspath(paths[0]) if paths else ""
-
-
-def _socket_directories(listen: list[str]) -> list[str]:
-    paths = [address.removeprefix("unix:") for address in listen if address.startswith("unix:")]
-    return [os.path.dirname(os.path.abspath(path)) for path in paths]
+def _socket_paths(listen: list[str]) -> list[str]:
+    """The paths among the addresses; the first identifies the server among those of the machine."""
+    return [os.path.abspath(address.removeprefix("unix:")) for address in listen if address.startswith("unix:")]
 
 
 async def _listen(server: Server, address: str, token: str | None, no_auth: bool) -> None:
     limit = server.exec.config.max_message_bytes
     if address == "stdio":
-        connection = server.connect()
+        connection = server.connect(is_only=True)
         connection.open(stdio.serve(connection, max_message_bytes=limit))
-        connection.on_close = _both(connection.on_close, server.stopping.set)
     elif address.startswith("unix:"):
         path = address.removeprefix("unix:")
         server.listening(address, unix.listen(path, server.accept, taken=server.taken(address)))
@@ -309,7 +308,7 @@ async def _listen(server: Server, address: str, token: str | None, no_auth: bool
         try:
             from holdfast.transport import websocket
         except ModuleNotFoundError as error:
-            raise InvalidParams(f"cannot listen on {address!r}: it needs {error.name}, which is not here") from None
+            raise InvalidParams(f"cannot listen on {address!r}: {error.name} is not installed") from None
 
         def accept(channel: websocket.WebSocketChannel) -> ServerConnection:
             full = server.is_full
@@ -332,11 +331,3 @@ async def _listen(server: Server, address: str, token: str | None, no_auth: bool
         server.listening(address, listener)
     else:
         raise InvalidParams(f"cannot listen on {address!r}: unix:PATH, ws://HOST:PORT or stdio")
-
-
-def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    def call() -> None:
-        first()
-        second()
-
-    return call

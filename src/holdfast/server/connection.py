@@ -1,8 +1,7 @@
-"""One connection: the handshake, requests to their handlers, replies back, the outbox beside them.
+"""One connection of a client: handshake, requests to their handlers, replies, and the outbox for pushed output.
 
-Each request runs on its own, so a long poll delays nobody; replies leave as they are ready. A client that does not
-read its replies is not read either, once enough of them wait. Knows the wire and the channel; what the methods do
-is in `dispatch`.
+Requests run concurrently, so a long poll delays no other request; replies are sent as they are ready. Once
+`max_queued_reply_bytes` of replies are unread, the connection stops reading requests. `dispatch` has the methods.
 """
 
 from __future__ import annotations
@@ -25,48 +24,56 @@ from holdfast.errors import (
     MessageTooLarge,
     MethodNotFound,
 )
-from holdfast.server.client_sessions import Left
-from holdfast.server.deferred_reply import CANCELLED_BY_CALLER, Later
+from holdfast.server.clients import ResumePoint
+from holdfast.server.deferred_reply import CANCELLED_BY_CALLER, DeferredReply
 from holdfast.server.outbox import Outbox
 from holdfast.wire.codec import Codec, Id
 from holdfast.wire.framing import Oversized
-from holdfast.wire.messages import InitializeParams, InitializeResult
+from holdfast.wire.messages import Empty, InitializeParams, InitializeResult
 from holdfast.wire.methods import INITIALIZE, INITIALIZED, PROCESS_CREDIT, PROTOCOL_VERSION, REQUEST_CANCEL
-from holdfast.wire.peer import Notice, Peer, Request
+from holdfast.wire.peer import IncomingNotification, IncomingRequest, Peer
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
-    from holdfast.runtime.local import LocalExec
-    from holdfast.server.client_sessions import Session, Sessions
+    from holdfast.server.clients import ClientRegistry, ClientState
     from holdfast.server.dispatch import Dispatcher
+    from holdfast.server.served_exec import ServedExec
     from holdfast.transport.channel import Channel
 
 log = logging.getLogger(__name__)
 
+_EMPTY = Empty()
+
 
 class ServerConnection:
-    """Receives for one channel. Give it the channel with `open` before anything arrives."""
+    """The receiver of one channel. Call `open` with the channel before the first message arrives."""
 
     channel: Channel
     outbox: Outbox
-    session: Session | None = None
-    #: The OS pid of the process at the other end, where the transport has one.
+    client: ClientState | None = None
+    #: The OS pid of the peer, where the transport reports one.
     peer_pid: int | None = None
 
-    def __init__(self, exec_: LocalExec, dispatcher: Dispatcher, sessions: Sessions) -> None:
+    def __init__(
+        self,
+        exec_: ServedExec,
+        dispatcher: Dispatcher,
+        clients: ClientRegistry,
+        on_close: Callable[[ServerConnection], None],
+    ) -> None:
         self._exec = exec_
         self._dispatcher = dispatcher
-        self._sessions = sessions
+        self._clients = clients
+        #: Called once when the connection has ended.
+        self._on_close = on_close
         self._peer = Peer(Codec("json"))
-        #: Requests that wait for something, by their id.
-        self._tasks: dict[Id, asyncio.Task[None] | Later] = {}
-        self._close = self._hand_over  # one object, so that a session can tell who holds it
+        #: Unanswered requests by id.
+        self._tasks: dict[Id, asyncio.Task[None] | DeferredReply] = {}
+        self._close = self._end_for_takeover  # one bound method, so that the registry can compare it
         self._catching_up: asyncio.Task[None] | None = None
-        #: What had been read already when we stopped reading; it waits like what is still in the socket.
+        #: Messages that had been read when reading stopped; handled once the queue is drained.
         self._unhandled: deque[bytes | Oversized] = deque()
-        #: Called once when the connection is over.
-        self.on_close = _nothing
 
     def open(self, channel: Channel) -> None:
         self.channel = channel
@@ -74,7 +81,7 @@ class ServerConnection:
 
     @property
     def expects_uris(self) -> bool:
-        """Whether the request at hand is of a client that reads each path as a `file:` URI: the Codex CLI."""
+        """Whether the current request is from the Codex CLI, which reads each path as a `file:` URI."""
         return self._peer.codec.leaves_out_version
 
     # --- Receiver --------------------------------------------------------------------------------------------
@@ -92,40 +99,40 @@ class ServerConnection:
         except HoldfastError as error:
             self._fail(None, error)
             return
-        if isinstance(incoming, Request):
+        if isinstance(incoming, IncomingRequest):
             self._request(incoming)
-        elif isinstance(incoming, Notice):
-            self._notice(incoming)
+        elif isinstance(incoming, IncomingNotification):
+            self._notified(incoming)
 
     def connection_lost(self, error: Exception | None) -> None:
         if error is not None:
             log.info("%s: connection lost: %s", self.channel.description, error)
         for task in tuple(self._tasks.values()):
             task.cancel()
-        if self.session is not None:
-            self._sessions.detach(self.session, self._close, self._left())
-            self.session = None
+        if self.client is not None:
+            self._clients.detach(self.client, self._close, self._resume_point())
+            self.client = None
         self.outbox.close()
-        self._dispatcher.services.connection_lost(self)
-        self.on_close()
+        self._dispatcher.host_calls.connection_lost(self)
+        self._on_close(self)
 
-    def _hand_over(self) -> Left:
-        """Our client is back on another connection, which goes on where our pushes had come to."""
-        left = self._left()
+    def _end_for_takeover(self) -> ResumePoint:
+        """Close, because the client has reconnected; returns where its new connection continues."""
+        left = self._resume_point()
         self.channel.close()
         return left
 
-    def _left(self) -> Left:
-        return Left(self.outbox.positions(), self.outbox.leave())
+    def _resume_point(self) -> ResumePoint:
+        return ResumePoint(self.outbox.positions(), self.outbox.release_readers())
 
     # --- requests --------------------------------------------------------------------------------------------
 
-    def _request(self, request: Request) -> None:
+    def _request(self, request: IncomingRequest) -> None:
         try:
             if request.method == INITIALIZE.name:
                 self._initialize(request)
                 return
-            if self.session is None:
+            if self.client is None:
                 raise InvalidRequest(f"{request.method} before initialize")
             row = self._dispatcher.methods.get(request.method)
             if row is None:
@@ -133,27 +140,27 @@ class ServerConnection:
             if len(self._tasks) >= self._exec.config.max_pending_requests:
                 raise LimitReached(f"{len(self._tasks)} requests are unanswered: that is max_pending_requests")
             method, handler = row
-            self._dispatcher.note_call(method.name)
+            self._clients.note_call(method.name)
             params = self._peer.codec.decode_body(request.params, method.params, f"params of {method.name}")
             answer = handler(self, params)
         except HoldfastError as error:
             self._fail(request.id, error)
-        except Exception as error:  # noqa: BLE001 - a bug of ours fails this request and not the connection
+        except Exception as error:  # noqa: BLE001 - a bug fails this request and not the connection
             self._fail_unexpectedly(request.id, error)
         else:
-            if isinstance(answer, Later):
+            if isinstance(answer, DeferredReply):
                 self._tasks[request.id] = answer
                 answer.start(partial(self._reply, request.id))
                 return
             if not inspect.iscoroutine(answer):
-                self._send(self._peer.codec.result(request.id, answer))
+                self._succeed(request.id, answer)
                 return
             task = asyncio.get_running_loop().create_task(self._answer(request.id, answer))
             self._tasks[request.id] = task
             task.add_done_callback(lambda _: self._answered(request.id, answer))
 
     def _answered(self, id: Id, answer: Coroutine[None, None, object]) -> None:
-        # One that was cancelled before its first step has not been begun: Python warns of those.
+        # A coroutine that was cancelled before its first step was never started, and Python warns about those.
         answer.close()
         self._tasks.pop(id, None)
 
@@ -162,29 +169,29 @@ class ServerConnection:
         if isinstance(answer, HoldfastError):
             self._fail(id, answer)
         else:
-            self._send(self._peer.codec.result(id, answer))
+            self._succeed(id, answer)
 
     async def _answer(self, id: Id, answer: Coroutine[None, None, object]) -> None:
         try:
             result = await answer
         except HoldfastError as error:
             self._fail(id, error)
-        except Exception as error:  # noqa: BLE001 - the same
+        except Exception as error:  # noqa: BLE001 - as in `_request`
             self._fail_unexpectedly(id, error)
         else:
-            self._send(self._peer.codec.result(id, result))
+            self._succeed(id, result)
 
-    def _initialize(self, request: Request) -> None:
+    def _initialize(self, request: IncomingRequest) -> None:
         codec = self._peer.codec
         params = codec.decode_body(request.params, InitializeParams, "params of initialize")
-        if self.session is not None:
+        if self.client is not None:
             raise InvalidRequest("initialize a second time")
-        session, resumed = self._sessions.open(
+        client, resumed = self._clients.open(
             params.client_name, params.resume_session_id, self._close, self.peer_pid
         )
-        self.session = session
+        self.client = client
         result = InitializeResult(
-            session_id=session.id,
+            session_id=client.id,
             encoding=params.encoding,
             server_version=__version__,
             protocol=PROTOCOL_VERSION,
@@ -195,13 +202,13 @@ class ServerConnection:
         if params.encoding == "msgpack":
             codec.encoding = "msgpack"
             self.channel.use_lengths()
-        self.outbox.expect(session.left.readers)
-        for process_id, seq in session.left.positions.items():
-            with contextlib.suppress(HoldfastError):  # forgotten meanwhile
+        self.outbox.hold(client.resume.readers)
+        for process_id, seq in client.resume.positions.items():
+            with contextlib.suppress(HoldfastError):  # dropped from retention meanwhile
                 self.outbox.subscribe(self._exec.recorded(process_id), after_seq=seq)
-        session.left = Left()
+        client.resume = ResumePoint()
 
-    def _notice(self, notice: Notice) -> None:
+    def _notified(self, notice: IncomingNotification) -> None:
         codec = self._peer.codec
         try:
             if notice.method == PROCESS_CREDIT.name:
@@ -210,9 +217,9 @@ class ServerConnection:
             elif notice.method == REQUEST_CANCEL.name:
                 cancelled = codec.decode_body(notice.params, REQUEST_CANCEL.params, notice.method)
                 task = self._tasks.get(cancelled.id)
-                if task is not None:  # else its reply is on its way
-                    if isinstance(task, Later):
-                        del self._tasks[cancelled.id]  # a task takes itself out when it has ended
+                if task is not None:  # else the reply was sent already
+                    if isinstance(task, DeferredReply):
+                        del self._tasks[cancelled.id]  # an ended task removes itself
                     task.cancel(CANCELLED_BY_CALLER)
             elif notice.method != INITIALIZED.name:
                 log.info("%s: ignored notification %s", self.channel.description, notice.method)
@@ -221,11 +228,14 @@ class ServerConnection:
 
     # --- replies ---------------------------------------------------------------------------------------------
 
+    def _succeed(self, id: Id, result: object) -> None:
+        self._send(self._peer.codec.result(id, _EMPTY if result is None else result))
+
     def _fail(self, id: Id, error: HoldfastError) -> None:
         self._send(self._peer.codec.failure(id, error))
 
     def _fail_unexpectedly(self, id: Id, error: Exception) -> None:
-        """A bug of ours: told to the caller in a word, to the log in full."""
+        """Report a bug: the caller gets one line, the log the traceback."""
         log.error("%s: a request failed", self.channel.description, exc_info=error)
         self._fail(id, InternalError(f"{type(error).__name__}: {error}"))
 
@@ -245,7 +255,3 @@ class ServerConnection:
                 self.channel.resume_reading()
             return
         self._catching_up = None
-
-
-def _nothing() -> None:
-    """Until somebody wants to know."""

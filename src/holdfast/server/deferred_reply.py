@@ -1,4 +1,4 @@
-"""A reply that comes by a call: a task for each request that waits would cost too much. Pure."""
+"""A reply that is sent by a callback, because a task for each waiting request would cost too much. Pure."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
 
-#: The reason that a request is cancelled with if its caller gave up, and not its connection broke.
+#: The reason of a cancellation by the caller, in contrast to one by a broken connection.
 CANCELLED_BY_CALLER: Final = "request/cancel"
 
 
-class Later(ABC):
-    """What a handler returns in place of a result or a coroutine."""
+class DeferredReply(ABC):
+    """Returned by a handler in place of a result or a coroutine."""
 
     @abstractmethod
     def start(self, reply: Callable[[Any], None]) -> None:
-        """Give `reply` the result, or a `HoldfastError`, now or later; once."""
+        """Call `reply` once with the result or a `HoldfastError`, now or later."""
 
     @abstractmethod
     def cancel(self, reason: str = "") -> None:
-        """Nobody waits for it any more."""
+        """Drop the reply: no caller waits for it any more."""

@@ -1,7 +1,7 @@
-"""The `exec_remote_*` family: a job by its OS pid, polled for what is new. Translates to the exec interface.
+"""The `exec_remote_*` methods: jobs by OS pid, polled for new output. Translates to the exec interface.
 
-A poll may be lost on its way back, so each reply has a `seq`, and what followed the acknowledged one is told again.
-A caller that acknowledges nothing gets what is new since its last poll.
+The reply to a poll may be lost, so each reply has a `seq`, and output after the acknowledged reply is sent again.
+A caller that acknowledges nothing gets the output since its last poll.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from holdfast.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.runtime.local import LocalExec
     from holdfast.runtime.output.output_log import OutputLog
     from holdfast.runtime.process.process import ManagedProcess
+    from holdfast.server.connection import ServerConnection
+    from holdfast.server.served_exec import ServedExec
 
-#: Commands are written for the shell that people have at hand; /bin/sh where there is no other.
+#: The shell that runs commands: bash, because callers write for it; /bin/sh where bash is missing.
 SHELLS: Final = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 #: Text of each stream in one reply.
 POLL_BYTES: Final = 4 * 1024 * 1024
@@ -38,28 +39,28 @@ _INHERIT: Final = EnvPolicy(inherit="all", ignore_default_excludes=True)
 
 
 class _Job:
-    """What was told of one job, and what of that is acknowledged: offsets of stdout and stderr."""
+    """One job: the offsets of stdout and stderr up to which output was sent, and was acknowledged."""
 
     def __init__(self, process_id: str) -> None:
         self.process_id = process_id
         self.killed = False
         self.seq = 0
-        self.told = (0, 0)
+        self.sent = (0, 0)
         self.acknowledged = (0, 0)
-        #: Whether the reply with number `seq` told the end.
-        self.end_told = False
+        #: Whether the reply with number `seq` reported the end.
+        self.end_sent = False
         self.feeding: asyncio.Task[None] | None = None
 
 
-class ExecRemote:
-    """The jobs of one server, by pid."""
+class ExecRemoteMethods:
+    """The handlers of `exec_remote_*`, and the jobs of one server by pid."""
 
-    def __init__(self, exec_: LocalExec) -> None:
+    def __init__(self, exec_: ServedExec) -> None:
         self._exec = exec_
         self._jobs: dict[int, _Job] = {}
         self._shell = next((shell for shell in SHELLS if os.access(shell, os.X_OK)), SHELLS[-1])
 
-    async def start(self, params: ExecRemoteStartParams) -> ExecRemoteStartResult:
+    async def start(self, connection: ServerConnection, params: ExecRemoteStartParams) -> ExecRemoteStartResult:
         process_id = f"exec_remote-{secrets.token_hex(6)}"
         process = await self._exec.start_process(
             ProcessSpec(
@@ -81,41 +82,41 @@ class ExecRemote:
             )
         return ExecRemoteStartResult(process.pid)
 
-    async def poll(self, params: ExecRemotePollParams) -> ExecRemotePollResult:
+    async def poll(self, connection: ServerConnection, params: ExecRemotePollParams) -> ExecRemotePollResult:
         job = self._job(params.pid)
         if params.ack_seq is None or params.ack_seq == job.seq:
-            job.acknowledged = job.told
-            if job.end_told:
-                # The end was told and the caller has it: the job is over.
+            job.acknowledged = job.sent
+            if job.end_sent:
+                # The caller has received the end, so the job can be forgotten.
                 await self._remove(params.pid)
                 raise self._unknown(params.pid)
         elif params.ack_seq != job.seq - 1:
             raise InvalidParams(f"ack_seq {params.ack_seq}: the last reply was {job.seq}")
         process = self._exec.process(job.process_id)
-        (stdout, stdout_end), (stderr, stderr_end) = _news(process, job)
+        (stdout, stdout_end), (stderr, stderr_end) = _new_text(process, job)
         if params.wait_ms > 0 and process.running and not stdout and not stderr:
-            # Not asked by offsets: the first byte of a character alone is nothing to tell.
+            # Waits by `seq` rather than by offset: the first byte of a character alone gives no text to send.
             await self._exec.read(
                 job.process_id, after_seq=process.journal.last_seq, max_bytes=1, wait=params.wait_ms / 1000
             )
-            (stdout, stdout_end), (stderr, stderr_end) = _news(process, job)
+            (stdout, stdout_end), (stderr, stderr_end) = _new_text(process, job)
         ended = process.status is not None
         more = stdout_end < process.logs[0].end or stderr_end < process.logs[1].end
-        job.told = (stdout_end, stderr_end)
+        job.sent = (stdout_end, stderr_end)
         job.seq += 1
-        job.end_told = ended and not more
+        job.end_sent = ended and not more
         state: Literal["running", "completed", "killed"] = "running"
         exit_code = None
-        if job.end_told and process.status is not None:
+        if job.end_sent and process.status is not None:
             state = "killed" if job.killed else "completed"
             exit_code = None if job.killed else process.status.exit_code
         result = ExecRemotePollResult(state=state, stdout=stdout, stderr=stderr, seq=job.seq, exit_code=exit_code)
-        if job.end_told and params.ack_seq is None:
+        if job.end_sent and params.ack_seq is None:
             await self._remove(params.pid)
         return result
 
-    async def kill(self, params: ExecRemotePidParams) -> ExecRemoteDone:
-        """End the whole tree and drop what is buffered: who kills wants neither output nor exit code."""
+    async def kill(self, connection: ServerConnection, params: ExecRemotePidParams) -> ExecRemoteDone:
+        """End the whole tree and drop unsent output; later polls return neither output nor exit code."""
         job = self._job(params.pid)
         if job.feeding is not None:
             job.feeding.cancel()
@@ -123,14 +124,14 @@ class ExecRemote:
         if was_running:
             job.killed = True
             process = self._exec.process(job.process_id)
-            job.told = job.acknowledged = (process.logs[0].end, process.logs[1].end)
+            job.sent = job.acknowledged = (process.logs[0].end, process.logs[1].end)
         return ExecRemoteDone(True, "killed" if was_running else "it had ended already")
 
-    async def write_stdin(self, params: ExecRemoteWriteParams) -> ExecRemoteDone:
+    async def write_stdin(self, connection: ServerConnection, params: ExecRemoteWriteParams) -> ExecRemoteDone:
         await self._exec.write(self._job(params.pid).process_id, params.data.encode())
         return ExecRemoteDone(True)
 
-    async def close_stdin(self, params: ExecRemotePidParams) -> ExecRemoteDone:
+    async def close_stdin(self, connection: ServerConnection, params: ExecRemotePidParams) -> ExecRemoteDone:
         await self._exec.close_stdin(self._job(params.pid).process_id)
         return ExecRemoteDone(True)
 
@@ -140,7 +141,7 @@ class ExecRemote:
             if close:
                 await self._exec.close_stdin(process_id)
         except (StdinClosed, UnknownProcess):
-            return  # it ended or closed its stdin without reading all of it, as any command may
+            return  # a command may exit, or close its stdin, before it has read everything
 
     def _job(self, pid: int) -> _Job:
         job = self._jobs.get(pid)
@@ -157,12 +158,12 @@ class ExecRemote:
             await self._exec.forget(job.process_id)
 
     def _forget_dropped(self) -> None:
-        """Jobs whose process fell out of retention are of no use to anybody."""
+        """Drop jobs of processes that are no longer retained."""
         self._jobs = {pid: job for pid, job in self._jobs.items() if self._exec.is_known(job.process_id)}
 
 
-def _news(process: ManagedProcess, job: _Job) -> tuple[tuple[str, int], tuple[str, int]]:
-    """Text of stdout and of stderr that is not acknowledged, and where each ends."""
+def _new_text(process: ManagedProcess, job: _Job) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Unacknowledged text of stdout and of stderr, each with the offset of its end."""
     ended = process.status is not None
     return (
         _text(process.logs[0], job.acknowledged[0], whole=ended),
@@ -171,9 +172,9 @@ def _news(process: ManagedProcess, job: _Job) -> tuple[tuple[str, int], tuple[st
 
 
 def _text(log: OutputLog, start: int, *, whole: bool) -> tuple[str, int]:
-    """Text from `start` on, and where it ends: before a character whose last bytes are not there yet.
+    """Text from `start` on and the offset of its end, which is before a character that is not complete yet.
 
-    Bytes that are lost are passed over; bytes that are no text show as U+FFFD.
+    Lost bytes are skipped; bytes that are not UTF-8 become U+FFFD.
     """
     if log.truncated and log.lost_start <= start < log.lost_end:
         start = log.lost_end

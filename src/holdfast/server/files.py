@@ -1,29 +1,25 @@
 """The `file/*` methods: translates between the method table and the runtime's files; touches nothing else.
 
-Paths and names go over the wire as `wire.paths` says: here they become what the system has, and back.
+Paths and names are decoded from, and encoded to, the form that `wire.paths` defines.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from holdfast.types import FileAttributes, FileInfo, FilePiece
-from holdfast.wire import file_messages as f, messages as m
-from holdfast.wire.paths import decode_path, encode_path
+from holdfast.types import DirPage, FileAttributes, FileInfo, FilePiece
+from holdfast.wire import file_messages as f
+from holdfast.wire.paths import decode_path, encode_path, map_paths
 
 if TYPE_CHECKING:
-    from holdfast.runtime.local import LocalExec
     from holdfast.server.connection import ServerConnection
-
-_EMPTY = m.Empty()
+    from holdfast.server.served_exec import ServedExec
 
 
 class FileMethods:
     """The handlers, shared by all connections."""
 
-    def __init__(self, exec_: LocalExec) -> None:
+    def __init__(self, exec_: ServedExec) -> None:
         self._files = exec_.files
 
     async def read(self, connection: ServerConnection, params: f.FileReadParams) -> FilePiece:
@@ -59,30 +55,22 @@ class FileMethods:
             attributes=FileAttributes(params.mode, params.mtime_ns),
             user=params.user,
         )
-        return _told(info)
+        return map_paths(info, encode_path)
 
-    async def abandon(self, connection: ServerConnection, params: f.FileAbandonParams) -> m.Empty:
+    async def abandon(self, connection: ServerConnection, params: f.FileAbandonParams) -> None:
         await self._files.abandon(decode_path(params.path), upload_id=params.upload_id, user=params.user)
-        return _EMPTY
 
     async def stat(self, connection: ServerConnection, params: f.FileStatParams) -> FileInfo:
-        return _told(await self._files.stat(decode_path(params.path), follow=params.follow, user=params.user))
+        info = await self._files.stat(decode_path(params.path), follow=params.follow, user=params.user)
+        return map_paths(info, encode_path)
 
-    async def list(self, connection: ServerConnection, params: f.FileListParams) -> f.FileListResult:
+    async def list(self, connection: ServerConnection, params: f.FileListParams) -> DirPage:
         page = await self._files.list(
             decode_path(params.path), after=decode_path(params.after), limit=params.limit, user=params.user
         )
-        entries = tuple(
-            msgspec.structs.replace(
-                entry,
-                name=encode_path(entry.name),
-                target=None if entry.target is None else encode_path(entry.target),
-            )
-            for entry in page.entries
-        )
-        return f.FileListResult(entries, page.more)
+        return DirPage(tuple(map_paths(entry, encode_path) for entry in page.entries), page.more)
 
-    async def make_dir(self, connection: ServerConnection, params: f.FileMakeDirParams) -> m.Empty:
+    async def make_dir(self, connection: ServerConnection, params: f.FileMakeDirParams) -> None:
         await self._files.make_dir(
             decode_path(params.path),
             parents=params.parents,
@@ -92,9 +80,8 @@ class FileMethods:
             owner=params.owner,
             request_id=params.request_id,
         )
-        return _EMPTY
 
-    async def remove(self, connection: ServerConnection, params: f.FileRemoveParams) -> m.Empty:
+    async def remove(self, connection: ServerConnection, params: f.FileRemoveParams) -> None:
         await self._files.remove(
             decode_path(params.path),
             recursive=params.recursive,
@@ -102,14 +89,12 @@ class FileMethods:
             user=params.user,
             request_id=params.request_id,
         )
-        return _EMPTY
 
-    async def move(self, connection: ServerConnection, params: f.FileMoveParams) -> m.Empty:
+    async def move(self, connection: ServerConnection, params: f.FileMoveParams) -> None:
         source, target = decode_path(params.source), decode_path(params.target)
         await self._files.move(source, target, user=params.user, request_id=params.request_id)
-        return _EMPTY
 
-    async def copy(self, connection: ServerConnection, params: f.FileCopyParams) -> m.Empty:
+    async def copy(self, connection: ServerConnection, params: f.FileCopyParams) -> None:
         await self._files.copy(
             decode_path(params.source),
             decode_path(params.target),
@@ -117,21 +102,14 @@ class FileMethods:
             user=params.user,
             request_id=params.request_id,
         )
-        return _EMPTY
 
-    async def make_link(self, connection: ServerConnection, params: f.FileMakeLinkParams) -> m.Empty:
+    async def make_link(self, connection: ServerConnection, params: f.FileMakeLinkParams) -> None:
         await self._files.make_link(decode_path(params.path), decode_path(params.target), user=params.user)
-        return _EMPTY
 
-    async def set_attributes(self, connection: ServerConnection, params: f.FileSetAttributesParams) -> m.Empty:
+    async def set_attributes(self, connection: ServerConnection, params: f.FileSetAttributesParams) -> None:
         wanted = FileAttributes(params.mode, params.mtime_ns)
         await self._files.set_attributes(decode_path(params.path), wanted, user=params.user)
-        return _EMPTY
 
     async def real_path(self, connection: ServerConnection, params: f.FileRealPathParams) -> f.FileRealPathResult:
         found = await self._files.real_path(decode_path(params.path), user=params.user)
         return f.FileRealPathResult(encode_path(found))
-
-
-def _told(info: FileInfo) -> FileInfo:
-    return info if info.target is None else msgspec.structs.replace(info, target=encode_path(info.target))

@@ -1,7 +1,7 @@
-"""The `fs/*` methods, by which the Codex CLI works on files through its exec-server; translates, and no more.
+"""The `fs/*` methods, which the Codex CLI calls to work on files; translates to the runtime's files.
 
-A request may carry a policy (`sandbox`). The server itself does the work on files, unconfined, so a policy that
-restricts files is refused: what is not enforced must not look enforced.
+A request may carry a policy (`sandbox`). File operations run in the server process, unconfined, so a policy that
+restricts files is refused: a restriction that is not enforced must not look enforced.
 """
 
 from __future__ import annotations
@@ -12,25 +12,24 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.errors import FileExists, FileNotFound, Forbidden, InvalidParams, LimitReached
 from holdfast.server.sandbox_policy import read_policy
 from holdfast.types import DirEntry
-from holdfast.wire import file_messages as f, messages as m
+from holdfast.wire import file_messages as f
 from holdfast.wire.paths import decode_path, encode_path, encode_uri
 
 if TYPE_CHECKING:
-    from holdfast.runtime.local import LocalExec
     from holdfast.server.connection import ServerConnection
+    from holdfast.server.served_exec import ServedExec
 
-#: Files that one connection may have open by `fs/open`. None is a descriptor: each is a path and its identity.
+#: Files that one connection may hold open by `fs/open`. A handle is a path and a file identity, not a descriptor.
 MAX_HANDLES: Final = 1_024
-_EMPTY: Final = m.Empty()
 
 
 class FsMethods:
     """The handlers, shared by all connections."""
 
-    def __init__(self, exec_: LocalExec) -> None:
+    def __init__(self, exec_: ServedExec) -> None:
         self._files = exec_.files
         self._limit = exec_.config.max_file_read_bytes
-        #: What each connection has open: paths, and which file each was when it was opened.
+        #: Handles of each connection: the path and the file id at the time of `fs/open`.
         self._handles: weakref.WeakKeyDictionary[ServerConnection, dict[str, tuple[str, str]]] = (
             weakref.WeakKeyDictionary()
         )
@@ -49,17 +48,15 @@ class FsMethods:
             if piece.eof:
                 return f.FsReadFileResult(bytes(content))
 
-    async def write_file(self, connection: ServerConnection, params: f.FsWriteFileParams) -> m.Empty:
+    async def write_file(self, connection: ServerConnection, params: f.FsWriteFileParams) -> None:
         await self._files.write(
             _path(params.path, params.sandbox, params.follow_symlinks), params.data, make_parents=False
         )
-        return _EMPTY
 
-    async def create_directory(self, connection: ServerConnection, params: f.FsCreateDirectoryParams) -> m.Empty:
+    async def create_directory(self, connection: ServerConnection, params: f.FsCreateDirectoryParams) -> None:
         recursive = params.recursive is None or params.recursive
         path = _path(params.path, params.sandbox, params.follow_symlinks)
         await self._files.make_dir(path, parents=recursive, exist_ok=recursive)
-        return _EMPTY
 
     async def get_metadata(self, connection: ServerConnection, params: f.FsPathParams) -> f.FsMetadata:
         path = _path(params.path, params.sandbox, params.follow_symlinks)
@@ -72,7 +69,7 @@ class FsMethods:
             is_file=info.type == "file",
             is_symlink=link.type == "symlink",
             size=info.size,
-            # Linux does not tell it by stat(2): 0 is how the other side says "unknown", too.
+            # Linux does not report it by stat(2); 0 means "unknown" to the Codex client.
             created_at_ms=0,
             modified_at_ms=info.mtime_ns // 1_000_000,
         )
@@ -97,29 +94,27 @@ class FsMethods:
             try:
                 kind = (await self._files.stat(f"{path}/{entry.name}")).type
             except FileNotFound:
-                kind = "other"  # it leads nowhere
+                kind = "other"  # a dangling link
         return f.FsEntry(encode_path(entry.name), kind == "directory", kind == "file")
 
-    async def remove(self, connection: ServerConnection, params: f.FsRemoveParams) -> m.Empty:
-        # What they leave out means yes.
+    async def remove(self, connection: ServerConnection, params: f.FsRemoveParams) -> None:
+        # The Codex client leaves these out for true.
         recursive = params.recursive is None or params.recursive
         force = params.force is None or params.force
         path = _path(params.path, params.sandbox, params.follow_symlinks)
         await self._files.remove(path, recursive=recursive, missing_ok=force)
-        return _EMPTY
 
-    async def copy(self, connection: ServerConnection, params: f.FsCopyParams) -> m.Empty:
+    async def copy(self, connection: ServerConnection, params: f.FsCopyParams) -> None:
         source = _path(params.source_path, params.sandbox)
         target = _path(params.destination_path, params.sandbox)
         await self._files.copy(source, target, recursive=params.recursive)
-        return _EMPTY
 
     async def open(self, connection: ServerConnection, params: f.FsOpenParams) -> f.FsHandle:
         handles = self._handles.setdefault(connection, {})
         if not params.handle_id:
             raise InvalidParams("handleId is empty")
         if params.handle_id in handles:
-            raise FileExists(f"handle {params.handle_id!r} is open already")
+            raise FileExists(f"handle {params.handle_id!r} is already open")
         if len(handles) >= MAX_HANDLES:
             raise LimitReached(f"{len(handles)} files are open on this connection: close some")
         path = _path(params.path, params.sandbox)
@@ -134,12 +129,11 @@ class FsMethods:
         path, file_id = handle
         piece = await self._files.read(path, offset=params.offset, size=params.len)
         if piece.file_id != file_id:
-            raise FileNotFound(f"{path}: was replaced since it was opened")
+            raise FileNotFound(f"{path}: replaced since it was opened")
         return f.FsBlock(piece.data, piece.eof)
 
-    def close(self, connection: ServerConnection, params: f.FsHandle) -> m.Empty:
+    def close(self, connection: ServerConnection, params: f.FsHandle) -> None:
         self._handles.get(connection, {}).pop(params.handle_id, None)
-        return _EMPTY
 
 
 def _path(text: str, sandbox: Any, follow_symlinks: bool | None = None) -> str:

@@ -1,9 +1,8 @@
-"""Services that the host offers to programs inside: who offers, who calls, and what is on its way between them.
+"""The `service/*` methods: calls from programs in the sandbox to functions that the host offers.
 
-Both sides pull: the host's long poll brings it calls, a caller's brings it the pieces of its answer, and a reply
-that waits is what slows a side that is too fast. So the host's side survives a broken connection by being asked
-again, while a caller that is gone has called off what it asked. Memory alone; a server that is restarted forgets
-the calls and is offered the services anew.
+Both sides poll: the host for calls, a caller for the pieces of its answer; delaying a reply is the back-pressure.
+A host survives a broken connection because its poll is repeated; a lost caller cancels its calls. State is in
+memory: after a restart of the server the calls are lost and the hosts offer again.
 """
 
 from __future__ import annotations
@@ -21,156 +20,155 @@ from holdfast.errors import (
     UnknownService,
     error_from_wire,
 )
-from holdfast.server.host_call import REPLY_BYTES, Call, Reply, Service
+from holdfast.server.host_call_state import REPLY_BYTES, HostCall, HostCallReply, HostOffer
 from holdfast.wire import messages as m
-from holdfast.wire.service_keys import check_call_id, check_instance, check_name, instance_of
+from holdfast.wire.host_call_keys import check_call_id, check_instance, check_name, instance_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.config import ExecServerConfig
     from holdfast.server.connection import ServerConnection
-    from holdfast.server.deferred_reply import Later
+    from holdfast.server.deferred_reply import DeferredReply
 
-#: The longest that one poll waits.
+#: The longest wait of one poll.
 MAX_WAIT_MS: Final = 60_000
-#: Services that may be on offer at a time: one or two a bridge is usual.
+#: Offers at a time; a bridge has one or two.
 MAX_SERVICES: Final = 1_024
 
 
-class ServiceMethods:
+class HostCallMethods:
     """The handlers of `service/*`, shared by all connections."""
 
     def __init__(self, config: ExecServerConfig) -> None:
         self._config = config
-        self._services: dict[str, Service] = {}
-        self._calls: dict[str, Call] = {}
-        self._by_caller: dict[ServerConnection, dict[str, Call]] = {}
-        #: Bytes of calls that no host has taken.
+        self._offers: dict[str, HostOffer] = {}
+        self._calls: dict[str, HostCall] = {}
+        self._by_caller: dict[ServerConnection, dict[str, HostCall]] = {}
+        #: Bytes of call bodies that no host has taken.
         self._held_bytes = 0
         #: Bytes of answers that no caller has taken.
         self._answer_bytes = 0
 
     # --- the host's side -------------------------------------------------------------------------------------
 
-    async def offer(self, connection: ServerConnection, params: m.ServiceOfferParams) -> m.ServiceOfferResult:
+    async def offer(self, connection: ServerConnection, params: m.HostOfferParams) -> m.HostOfferResult:
         instance = instance_of(params.service, params.key)
-        service = self._services.get(instance)
-        if service is None:
-            if len(self._services) >= MAX_SERVICES:
-                raise LimitReached(f"{MAX_SERVICES} services are on offer here: withdraw one")
-            service = self._services[instance] = Service(params.service, instance)
-        if params.epoch == service.epoch:
-            self._taken(service, params.after_seq)
-        service.polls += 1
-        service.host = connection
-        if service.expiry is not None:
-            service.expiry.cancel()
-            service.expiry = None
+        offer = self._offers.get(instance)
+        if offer is None:
+            if len(self._offers) >= MAX_SERVICES:
+                raise LimitReached(f"{MAX_SERVICES} services are already offered here: withdraw one")
+            offer = self._offers[instance] = HostOffer(params.service, instance)
+        if params.epoch == offer.epoch:
+            self._taken(offer, params.after_seq)
+        offer.polls += 1
+        offer.host = connection
+        if offer.expiry is not None:
+            offer.expiry.cancel()
+            offer.expiry = None
         try:
-            # A host that knows another epoch is to learn of this one at once: it works for callers who are gone.
-            if not service.events and params.epoch in ("", service.epoch):
-                await _wait(service.changed, params.wait_ms)
+            # A host with another epoch gets the new one at once: the callers that it serves are gone.
+            if not offer.events and params.epoch in ("", offer.epoch):
+                await _wait(offer.changed, params.wait_ms)
         finally:
-            service.polls -= 1
-            if not service.polls and self._services.get(instance) is service:
-                self._expire(service)
-        return service.take()
+            offer.polls -= 1
+            if not offer.polls and self._offers.get(instance) is offer:
+                self._expire(offer)
+        return offer.take()
 
-    def _expire(self, service: Service) -> None:
-        """Its host asks again at once; one that does not is gone, sooner if its connection is."""
+    def _expire(self, offer: HostOffer) -> None:
+        """Start the timer that withdraws an offer without polls; shorter if the host's connection is lost."""
         seconds = self._config.detached_session_seconds
-        if service.host is not None:
+        if offer.host is not None:
             seconds = max(seconds, MAX_WAIT_MS / 1000)
-        if service.expiry is not None:
-            service.expiry.cancel()
-        service.expiry = asyncio.get_running_loop().call_later(seconds, self._forget, service)
+        if offer.expiry is not None:
+            offer.expiry.cancel()
+        offer.expiry = asyncio.get_running_loop().call_later(seconds, self._forget, offer)
 
-    def _taken(self, service: Service, seq: int) -> None:
-        while service.events and (first := next(iter(service.events))) <= seq:
-            event = service.events.pop(first)
+    def _taken(self, offer: HostOffer, seq: int) -> None:
+        while offer.events and (first := next(iter(offer.events))) <= seq:
+            event = offer.events.pop(first)
             call = self._calls.get(event.call_id)
-            if isinstance(event, m.ServiceCalled) and call is not None:
-                self._let_go(call)
+            if isinstance(event, m.HostCallBegun) and call is not None:
+                self._release_body(call)
 
-    def answer(self, connection: ServerConnection, params: m.ServiceAnswerParams) -> m.ServiceAnswerResult | Later:
+    def answer(
+        self, connection: ServerConnection, params: m.HostAnswerParams
+    ) -> m.HostAnswerResult | DeferredReply:
         call = self._calls.get(params.call_id)
         if call is None:
-            return m.ServiceAnswerResult(False)
-        if instance_of(call.service.name, params.key) != call.service.instance:
-            raise UnknownService(f"call {params.call_id}: is not one of yours")
+            return m.HostAnswerResult(False)
+        if instance_of(call.offer.name, params.key) != call.offer.instance:
+            raise UnknownService(f"call {params.call_id}: belongs to another host")
         error = None if params.error is None else error_from_wire(params.error.code, params.error.message)
         last = params.end or error is not None
         self._answer_bytes += call.add(params.seq, (params.data, *params.more), end=last, error=error)
         call.wake()
         if not self._is_full(call):
-            return m.ServiceAnswerResult(True)
-        return Reply(
+            return m.HostAnswerResult(True)
+        return HostCallReply(
             call,
             lambda: not self._is_full(call),
-            lambda: m.ServiceAnswerResult(self._calls.get(call.id) is call),
+            lambda: m.HostAnswerResult(self._calls.get(call.id) is call),
         )
 
-    def _is_full(self, call: Call) -> bool:
-        """Whether the host has to wait. When many answers together are too much, each may hold only a little."""
+    def _is_full(self, call: HostCall) -> bool:
+        """Whether the host has to wait. When all answers together exceed the limit, each may hold only a little."""
         crowded = self._answer_bytes > self._config.max_service_bytes
         room = min(REPLY_BYTES, self._config.service_answer_bytes) if crowded else self._config.service_answer_bytes
         return call.held_bytes > room and not call.ended
 
-    def withdraw(self, connection: ServerConnection, params: m.ServiceWithdrawParams) -> m.Empty:
-        service = self._services.get(instance_of(params.service, params.key))
-        if service is not None:
-            self._forget(service)
-        return m.Empty()
+    def withdraw(self, connection: ServerConnection, params: m.HostWithdrawParams) -> None:
+        offer = self._offers.get(instance_of(params.service, params.key))
+        if offer is not None:
+            self._forget(offer)
 
-    def _forget(self, service: Service) -> None:
-        if service.expiry is not None:
-            service.expiry.cancel()
-            service.expiry = None
-        self._services.pop(service.instance, None)
-        service.events.clear()
-        for call in list(service.calls.values()):
-            self._let_go(call)
-            call.end(ConnectionLost(f"the host that offered service {service.name!r} is gone"))
+    def _forget(self, offer: HostOffer) -> None:
+        if offer.expiry is not None:
+            offer.expiry.cancel()
+            offer.expiry = None
+        self._offers.pop(offer.instance, None)
+        offer.events.clear()
+        for call in list(offer.calls.values()):
+            self._release_body(call)
+            call.end(ConnectionLost(f"the host that offered service {offer.name!r} is gone"))
 
     # --- the caller's side -----------------------------------------------------------------------------------
 
-    def call(self, connection: ServerConnection, params: m.ServiceCallParams) -> Later:
-        """Begun before this returns: what its connection asks next, to call it off say, finds it there."""
+    def call(self, connection: ServerConnection, params: m.HostCallParams) -> DeferredReply:
+        """Begin a call before this returns, so that a later request of its connection, such as cancel, finds it."""
         check_name(params.service)
         check_instance(params.instance)
         if params.call_id is not None:
             check_call_id(params.call_id)
             if params.call_id in self._calls:
-                raise InvalidParams(
-                    f"call {params.call_id!r}: there is one already; choose ids that nobody can guess"
-                )
-        service = self._services.get(params.instance)
-        if service is None or service.name != params.service:
+                raise InvalidParams(f"call {params.call_id!r}: the id is taken; choose ids that cannot be guessed")
+        offer = self._offers.get(params.instance)
+        if offer is None or offer.name != params.service:
             raise UnknownService(f"no host offers service {params.service!r} under this instance here")
-        if len(service.calls) >= self._config.max_service_calls:
+        if len(offer.calls) >= self._config.max_service_calls:
             raise LimitReached(
-                f"{len(service.calls)} calls of service {service.name!r} wait: that is max_service_calls"
+                f"{len(offer.calls)} calls of service {offer.name!r} wait: that is max_service_calls"
             )
         if self._held_bytes + len(params.body) > self._config.max_service_bytes:
             raise LimitReached(
-                f"{self._held_bytes} bytes of calls wait for their host, and this one has {len(params.body)}: "
+                f"{self._held_bytes} bytes of calls wait for their host, and this call has {len(params.body)}: "
                 f"max_service_bytes is {self._config.max_service_bytes}"
             )
-        call = Call(params.call_id or secrets.token_hex(16), service, connection, len(params.body))
+        call = HostCall(params.call_id or secrets.token_hex(16), offer, connection, len(params.body))
         self._held_bytes += call.body_bytes
-        self._calls[call.id] = service.calls[call.id] = call
+        self._calls[call.id] = offer.calls[call.id] = call
         self._by_caller.setdefault(connection, {})[call.id] = call
-        call.called_seq = service.tell(lambda seq: m.ServiceCalled(seq, call.id, params.method, params.body))
+        call.called_seq = offer.add_event(lambda seq: m.HostCallBegun(seq, call.id, params.method, params.body))
         return self._pieces(call, params.wait_ms, cancelled=lambda: self._cancel(call))
 
-    def receive(self, connection: ServerConnection, params: m.ServiceReceiveParams) -> Later:
+    def receive(self, connection: ServerConnection, params: m.HostReceiveParams) -> DeferredReply:
         call = self._own(connection, params.call_id)
         self._answer_bytes -= call.acknowledge(params.after_seq)
         return self._pieces(call, params.wait_ms)
 
-    def _pieces(self, call: Call, wait_ms: int, cancelled: Callable[[], None] | None = None) -> Later:
-        return Reply(
+    def _pieces(self, call: HostCall, wait_ms: int, cancelled: Callable[[], None] | None = None) -> DeferredReply:
+        return HostCallReply(
             call,
             lambda: bool(call.pieces) or call.ended,
             lambda: self._receive(call),
@@ -178,7 +176,7 @@ class ServiceMethods:
             cancelled=cancelled,
         )
 
-    def _receive(self, call: Call) -> m.ServicePieces:
+    def _receive(self, call: HostCall) -> m.HostAnswerPieces:
         try:
             pieces = call.take()
         except HoldfastError:
@@ -188,54 +186,53 @@ class ServiceMethods:
             self._drop(call)
         return pieces
 
-    def cancel(self, connection: ServerConnection, params: m.ServiceCancelParams) -> m.Empty:
-        """Of a call that is over, or another's, there is nothing to call off."""
+    def cancel(self, connection: ServerConnection, params: m.HostCancelParams) -> None:
+        """Cancel a call of this connection; any other id has no effect."""
         call = self._calls.get(params.call_id)
         if call is not None and call.caller is connection:
             self._cancel(call)
-        return m.Empty()
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        """What it had called is called off: a caller inside is not cut off, it ends. A host may come back."""
+        """Cancel the calls of a lost caller, which does not reconnect; wait for a lost host, which may."""
         for call in list(self._by_caller.get(connection, {}).values()):
             self._cancel(call)
-        for service in self._services.values():
-            if service.host is connection:
-                service.host = None
-                if not service.polls:
-                    self._expire(service)
+        for offer in self._offers.values():
+            if offer.host is connection:
+                offer.host = None
+                if not offer.polls:
+                    self._expire(offer)
 
-    def _own(self, connection: ServerConnection, call_id: str) -> Call:
+    def _own(self, connection: ServerConnection, call_id: str) -> HostCall:
         call = self._calls.get(call_id)
         if call is None or call.caller is not connection:
-            raise UnknownService(f"call {call_id!r}: not one of yours, or it is over")
+            raise UnknownService(f"call {call_id!r}: belongs to another caller, or has ended")
         return call
 
-    def _cancel(self, call: Call) -> None:
+    def _cancel(self, call: HostCall) -> None:
         if self._calls.get(call.id) is not call:
             return
         was_over = call.ended
         self._drop(call)
-        call.end(UnknownService(f"call {call.id!r}: it was called off"))  # for whoever still waits for its pieces
-        service = call.service
-        # Its body is not kept for a host that is away: callers that come and go meanwhile would fill us.
-        service.events.pop(call.called_seq, None)
-        if not was_over and call.called_seq <= service.told_seq:
-            service.tell(lambda seq: m.ServiceCancelled(seq, call.id))
+        call.end(UnknownService(f"call {call.id!r}: cancelled"))  # for replies that still wait for pieces
+        offer = call.offer
+        # The body is not kept for a disconnected host: a series of short-lived callers would fill the memory.
+        offer.events.pop(call.called_seq, None)
+        if not was_over and call.called_seq <= offer.sent_seq:
+            offer.add_event(lambda seq: m.HostCallCancelled(seq, call.id))
 
-    def _drop(self, call: Call) -> None:
-        self._let_go(call)
+    def _drop(self, call: HostCall) -> None:
+        self._release_body(call)
         self._answer_bytes -= call.held_bytes
         call.held_bytes = 0
         call.pieces.clear()
         self._calls.pop(call.id, None)
-        call.service.calls.pop(call.id, None)
+        call.offer.calls.pop(call.id, None)
         of_caller = self._by_caller.get(call.caller, {})
         of_caller.pop(call.id, None)
         if not of_caller:
             self._by_caller.pop(call.caller, None)
 
-    def _let_go(self, call: Call) -> None:
+    def _release_body(self, call: HostCall) -> None:
         self._held_bytes -= call.body_bytes
         call.body_bytes = 0
 

@@ -1,7 +1,7 @@
-"""What one connection is owed: the output of the processes that it follows, pulled as the connection takes it.
+"""The pushed output of one connection: frames of the processes that it follows, pulled as the channel takes them.
 
-Nothing is copied into a queue for a slow connection; its cursors just stay behind. Several processes share a
-connection frame by frame. Touches no descriptor itself: it hands the channel a range of a spool file.
+Nothing is copied into a queue for a slow connection; its readers stay behind. Processes take turns frame by frame.
+Touches no descriptor: the channel gets a range of a spool file and sends it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from holdfast.runtime.output.job import Recorded
-from holdfast.runtime.output.journal import EXIT, STREAMS, Record
+import msgspec
+
+from holdfast.runtime.output.job import Job
+from holdfast.runtime.output.journal import EXIT, STREAMS, JournalEntry
 from holdfast.runtime.output.output_log import OutputLog
 from holdfast.runtime.output.reader import Reader
 from holdfast.transport.channel import Channel, SpoolFrame
@@ -19,9 +21,9 @@ from holdfast.wire.codec import Codec
 from holdfast.wire.messages import ClosedParams, ExitedParams, OutputParams, SubscribeSpec
 from holdfast.wire.methods import PROCESS_CLOSED, PROCESS_EXITED, PROCESS_OUTPUT
 
-#: One frame of output at most. A control message waits behind no more than one frame.
+#: The largest frame of output. A control message waits behind at most one frame.
 FRAME_BYTES: Final = 1024 * 1024
-#: As JSON, with base64, a frame passes through Python on both sides: smaller ones keep others' latency low.
+#: As JSON, with base64, a frame passes through Python on both sides: smaller frames keep the latency of others low.
 JSON_FRAME_BYTES: Final = 256 * 1024
 #: Below this, reading the bytes and sending them with their header is cheaper than sendfile.
 SENDFILE_BYTES: Final = 32 * 1024
@@ -31,31 +33,33 @@ SENDFILE_BYTES: Final = 32 * 1024
 Key = tuple[Literal["named", "plain"], str]
 
 
-class Subscription:
-    """One reader of one process on this connection. Without a name it is the plain push that every start gives.
+class OutputSubscription:
+    """One reader of one process on this connection; without a name, the plain push that every start opens.
 
-    A named one may bound what is on its way (`window`); the client gives credit as it takes.
+    A named one may bound the bytes in flight (`window`); the client then gives credit as it takes output.
     """
 
     __slots__ = ("_outbox", "credit", "name", "process_id", "queued", "reader")
 
-    def __init__(
-        self, outbox: Outbox, process: Recorded, after_seq: int, name: str | None, window: int | None
-    ) -> None:
+    def __init__(self, outbox: Outbox, process: Job, after_seq: int, name: str | None, window: int | None) -> None:
         self._outbox = outbox
         self.name = name
         self.process_id = process.process_id
-        #: Bytes that may still be sent; None: as many as the connection takes.
+        #: Bytes that may still be sent; None: no bound.
         self.credit = window
         self.queued = False
         self.reader = Reader(process, after_seq, self._ready)
+
+    @property
+    def key(self) -> Key:
+        return ("plain", self.process_id) if self.name is None else ("named", self.name)
 
     def _ready(self) -> None:
         if not self.queued:
             self._outbox.enqueue(self)
 
     def give_credit(self, seq: int, amount: int) -> None:
-        """The client has taken `amount` more bytes, up to `seq`."""
+        """Add credit: the client has taken `amount` more bytes, up to `seq`."""
         if self.credit is not None:
             self.credit += amount
         journal = self.reader.process.journal
@@ -63,17 +67,16 @@ class Subscription:
             self.reader.consume(kind, journal.offset_at(seq, kind))
         self._ready()
 
-    def next_record(self, limit: int) -> Record | None:
-        """The next record that may be sent now. A gap shows by itself: the next chunk's offset jumps.
+    def next_record(self, limit: int) -> JournalEntry | None:
+        """The next record that may be sent now. A gap needs no record: the offset of the next chunk jumps.
 
-        Where no chunk follows, an empty one does. Exit and close need no credit: who was sent all the output is
-        owed them.
+        Where no chunk follows a gap, an empty one is sent. Exit and close need no credit.
         """
         while self.credit is None or self.credit > 0 or self.reader.next_is_event:
             if self.name is None:
-                limit = 1  # foreign clients count on contiguous numbers: one chunk a message, never two joined
+                limit = 1  # foreign clients expect contiguous numbers, so chunks are not joined
             if self.credit is not None:
-                limit = min(limit, max(self.credit, 1))  # chunks are joined no further than the window goes
+                limit = min(limit, max(self.credit, 1))  # chunks are joined up to the window
             record = self.reader.next(limit)
             if isinstance(record, OutputGap):
                 if self.reader.next_is_event:
@@ -84,101 +87,85 @@ class Subscription:
                 return record
         return None
 
-    def _empty_after(self, gap: OutputGap) -> Record:
+    def _empty_after(self, gap: OutputGap) -> JournalEntry:
         seq = self.reader.seq
-        return Record(seq, seq, STREAMS.index(gap.stream), gap.offset + gap.length, 0)
+        return JournalEntry(seq, seq, STREAMS.index(gap.stream), gap.offset + gap.length, 0)
 
-    def sent(self, record: Record) -> None:
-        """Without credit, what the connection took counts as taken."""
+    def sent(self, record: JournalEntry) -> None:
+        """Count a sent record as taken, if there is no credit to do so."""
         if self.credit is None and record.kind < EXIT:
             self.reader.consume(record.kind, record.offset + record.length)
 
 
 class Outbox:
-    """The source of a channel: the subscriptions that have something to tell, in turn."""
+    """The source of a channel: subscriptions with something to send, in turn."""
 
     def __init__(self, channel: Channel, codec: Codec) -> None:
         self._channel = channel
         self._codec = codec
-        self._named: dict[str, Subscription] = {}
-        self._plain: dict[str, Subscription] = {}
-        self._ready: dict[Subscription, None] = {}
-        #: Readers of the client's earlier connection: each holds its process until its subscription is back.
-        self._absent: dict[Key, Reader] = {}
-        #: The frame on its way: its log must not give the bytes back under it.
-        self._under_way: tuple[Subscription, Record] | None = None
+        self._subscriptions: dict[Key, OutputSubscription] = {}
+        self._ready: dict[OutputSubscription, None] = {}
+        #: Readers of the client's earlier connection; each holds back its process until the client subscribes.
+        self._held: dict[Key, Reader] = {}
+        #: The frame in flight; its log must not free these bytes.
+        self._in_flight: tuple[OutputSubscription, JournalEntry] | None = None
         self._leased: OutputLog | None = None
         channel.set_source(self)
 
     def subscribe(
-        self, process: Recorded, *, after_seq: int = 0, name: str | None = None, window: int | None = None
+        self, process: Job, *, after_seq: int = 0, name: str | None = None, window: int | None = None
     ) -> None:
-        """Follow a process; a name that is in use is replaced, as after a reconnect."""
-        key = process.process_id if name is None else name
-        table = self._plain if name is None else self._named
-        self._drop(table.pop(key, None))
-        table[key] = subscription = Subscription(self, process, after_seq, name, window)
-        absent = self._absent.pop(("plain" if name is None else "named", key), None)
-        if absent is not None:
-            absent.close()
+        """Follow a process; an existing subscription of this name is replaced, as after a reconnect."""
+        subscription = OutputSubscription(self, process, after_seq, name, window)
+        self._remove(subscription.key)
+        self._subscriptions[subscription.key] = subscription
         self.enqueue(subscription)
 
-    def open_reader(self, process: Recorded, wanted: SubscribeSpec) -> None:
-        """Open the reader that came with the start of `process`."""
+    def open_reader(self, process: Job, wanted: SubscribeSpec) -> None:
+        """Open the reader that was requested with the start of `process`."""
         if wanted.polls:
             process.polled(wanted.subscription, wanted.after_seq)
         else:
             self.subscribe(process, after_seq=wanted.after_seq, name=wanted.subscription, window=wanted.window)
 
     def unsubscribe(self, name: str) -> None:
-        self._drop(self._named.pop(name, None))
-        absent = self._absent.pop(("named", name), None)
-        if absent is not None:
-            absent.close()
+        self._remove(("named", name))
 
     def give_credit(self, name: str, seq: int, amount: int) -> None:
-        subscription = self._named.get(name)
-        if subscription is not None:  # else it ended while the credit was on its way
+        subscription = self._subscriptions.get(("named", name))
+        if subscription is not None:  # else it ended while the credit was in flight
             subscription.give_credit(seq, amount)
 
-    def enqueue(self, subscription: Subscription) -> None:
+    def enqueue(self, subscription: OutputSubscription) -> None:
         subscription.queued = True
         self._ready[subscription] = None
         self._channel.wake()
 
     def positions(self) -> dict[str, int]:
-        """How far each plain subscription has been pushed, for a session that is resumed."""
-        return {process_id: plain.reader.seq for process_id, plain in self._plain.items()}
+        """The last `seq` that was pushed on each plain subscription, for a client that resumes."""
+        return {key[1]: each.reader.seq for key, each in self._subscriptions.items() if key[0] == "plain"}
 
-    def expect(self, absent: Mapping[Key, Reader]) -> None:
-        """The client had these readers on an earlier connection, and opens them again."""
-        self._absent.update(absent)
+    def hold(self, held: Mapping[Key, Reader]) -> None:
+        """Hold readers of an earlier connection until the client subscribes again."""
+        self._held.update(held)
 
-    def leave(self) -> dict[Key, Reader]:
-        """Close; returns the readers that still hold their processes, for a client that may come back."""
-        absent = self._absent
-        self._absent = {}
-        tables: tuple[tuple[Literal["named", "plain"], dict[str, Subscription]], ...]
-        tables = (("named", self._named), ("plain", self._plain))
-        for kind, table in tables:
-            for key, subscription in tuple(table.items()):
-                process = subscription.reader.process
-                if process.follows and not process.closed:
-                    del table[key]
-                    subscription.queued = True  # calls of its reader put it nowhere
-                    absent[kind, key] = subscription.reader
+    def release_readers(self) -> dict[Key, Reader]:
+        """Close; returns the readers that hold their processes back, for a client that may reconnect."""
+        held = self._held
+        self._held = {}
+        for key, subscription in tuple(self._subscriptions.items()):
+            process = subscription.reader.process
+            if process.follows and not process.closed:
+                del self._subscriptions[key]
+                subscription.queued = True  # so that its reader does not enqueue it
+                held[key] = subscription.reader
         self.close()
-        return absent
+        return held
 
     def close(self) -> None:
         self._finish_frame()
-        for subscription in (*self._named.values(), *self._plain.values()):
-            subscription.reader.close()
-        for reader in self._absent.values():
-            reader.close()
-        self._absent.clear()
-        self._named.clear()
-        self._plain.clear()
+        for key in (*self._subscriptions, *self._held):
+            self._remove(key)
         self._ready.clear()
 
     # --- Source ----------------------------------------------------------------------------------------------
@@ -193,7 +180,7 @@ class Outbox:
             if record is None:
                 subscription.queued = False
                 continue
-            self._ready[subscription] = None  # behind the others: they go in turn
+            self._ready[subscription] = None  # at the end of the queue
             return self._frame(subscription, record)
         return None
 
@@ -205,11 +192,11 @@ class Outbox:
 
     # --- frames ----------------------------------------------------------------------------------------------
 
-    def _frame(self, subscription: Subscription, record: Record) -> bytes | SpoolFrame:
+    def _frame(self, subscription: OutputSubscription, record: JournalEntry) -> bytes | SpoolFrame:
         process = subscription.reader.process
         if record.kind >= EXIT:
             return self._event(subscription, record)
-        self._under_way = (subscription, record)
+        self._in_flight = (subscription, record)
         log = process.logs[record.kind]
         by_descriptor = record.length >= SENDFILE_BYTES and self._channel.takes_spool_frames and log.lends_pages
         notification = self._codec.notification(
@@ -232,21 +219,19 @@ class Outbox:
             self._codec.output_header(notification, record.length), log.fd, record.offset, record.length
         )
 
-    def _event(self, subscription: Subscription, record: Record) -> bytes:
+    def _event(self, subscription: OutputSubscription, record: JournalEntry) -> bytes:
         status = subscription.reader.process.status
         assert status is not None
         if record.kind == EXIT:
             exited = ExitedParams(
+                **msgspec.structs.asdict(status),
                 process_id=subscription.process_id,
                 seq=record.seq,
-                exit_code=status.exit_code,
-                signal=status.signal,
                 sandbox_denied=subscription.reader.process.sandbox_denied,
                 subscription=subscription.name,
             )
             return self._codec.notification(PROCESS_EXITED.name, exited)
-        table = self._plain if subscription.name is None else self._named
-        self._drop(table.pop(subscription.name or subscription.process_id, None))
+        self._remove(subscription.key)
         closed = ClosedParams(process_id=subscription.process_id, seq=record.seq, subscription=subscription.name)
         return self._codec.notification(PROCESS_CLOSED.name, closed)
 
@@ -254,13 +239,17 @@ class Outbox:
         if self._leased is not None:
             self._leased.leases.discard(self)
             self._leased = None
-        if self._under_way is not None:
-            subscription, record = self._under_way
-            self._under_way = None
+        if self._in_flight is not None:
+            subscription, record = self._in_flight
+            self._in_flight = None
             subscription.sent(record)
 
-    def _drop(self, subscription: Subscription | None) -> None:
+    def _remove(self, key: Key) -> None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            held.close()
+        subscription = self._subscriptions.pop(key, None)
         if subscription is not None:
             subscription.reader.close()
             self._ready.pop(subscription, None)
-            subscription.queued = True  # late calls of its reader put it nowhere
+            subscription.queued = True  # so that late calls of its reader do not enqueue it

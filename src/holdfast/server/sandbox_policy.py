@@ -1,7 +1,7 @@
-"""The member `sandbox` of `process/start` and `fs/*`, by which the Codex CLI states what a request may do; pure.
+"""The field `sandbox` of `process/start` and `fs/*`: the policy by which the Codex CLI restricts a request; pure.
 
-Decoding is strict: a member, a kind of path or a value that is not known here may restrict something, so it is
-`Forbidden` and never ignored. `runtime.confine.rights` turns what is read into a confinement.
+Decoding is strict: an unknown field, kind of path or value may be a restriction, so it is `Forbidden` and never
+ignored. `runtime.confine.rights` turns the result into a confinement.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from holdfast.errors import Forbidden, InvalidParams
-from holdfast.runtime.confine.rights import Access, Right
+from holdfast.runtime.confine.rights import Access, PathRight
 from holdfast.wire.paths import decode_path
 
 Network = Literal["restricted", "enabled"]
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of what the policy holds: snake_case inside `permissions`."""
+    """Base of the parts of a policy, which are snake_case inside `permissions`."""
 
 
 class _Root(_Strict, frozen=True, tag_field="kind", tag="root"): ...
@@ -57,7 +57,7 @@ class _Entry(_Strict, frozen=True):
 
 class _Restricted(_Strict, frozen=True, tag_field="type", tag="restricted"):
     entries: tuple[_Entry, ...]
-    #: How deep patterns are looked for; there are none, for a pattern is refused.
+    #: The depth of a search for patterns; unused, because patterns are refused.
     glob_scan_max_depth: int | None = None
 
 
@@ -70,7 +70,7 @@ class _Managed(_Strict, frozen=True, tag_field="type", tag="managed"):
 
 
 class _External(_Strict, frozen=True, tag_field="type", tag="external"):
-    """Something around the server confines files."""
+    """Files are confined by something outside the server."""
 
     network: Network = "restricted"
 
@@ -88,31 +88,31 @@ class _Sandbox(_Strict, frozen=True, rename="camel"):
     cwd: str | None = None
     workspace_roots: tuple[str, ...] = ()
     policy_context: _PolicyContext | None = None
-    #: `~` of paths that the client has resolved already: no entry can hold one.
+    #: For `~` in paths; the client resolves those before it sends a policy.
     user_home_dir: str | None = None
     temporary_directories: tuple[str, ...] | None = None
-    #: An override that this server does not know; null is none.
+    #: An override that this server does not support; only null is accepted.
     sandbox_override: None = None
-    #: Which mechanism enforces the policy, here and on Windows: each server uses what it has.
+    #: The mechanisms by which clients enforce the policy themselves; this server uses its own.
     use_legacy_landlock: bool = False
     windows_sandbox_level: str | None = None
     windows_sandbox_private_desktop: bool = False
     windows_sandbox_proxy_settings_mode: str | None = None
 
 
-class Policy(NamedTuple):
-    """What a request may do."""
+class CodexPolicy(NamedTuple):
+    """The rights of a request."""
 
-    #: Rights on paths; None: every path, as the server itself.
-    rights: tuple[Right, ...] | None
+    #: Rights on paths; None: those of the server itself.
+    rights: tuple[PathRight, ...] | None
     network: bool
 
 
-_UNRESTRICTED: Final = Policy(None, network=True)
+_UNRESTRICTED: Final = CodexPolicy(None, network=True)
 
 
-def read_policy(sandbox: Any, tmpdir: str | None = None) -> Policy:
-    """The policy of a request. `tmpdir` is the server's TMPDIR, for clients that name no temporary directories."""
+def read_policy(sandbox: Any, tmpdir: str | None = None) -> CodexPolicy:
+    """Decode the policy of a request. `tmpdir` is used if the client names no temporary directories."""
     if sandbox is None:
         return _UNRESTRICTED
     try:
@@ -124,14 +124,14 @@ def read_policy(sandbox: Any, tmpdir: str | None = None) -> Policy:
         return _UNRESTRICTED
     network = permissions.network == "enabled"
     if isinstance(permissions, _External) or isinstance(permissions.file_system, _Unrestricted):
-        return Policy(None, network)
+        return CodexPolicy(None, network)
     resolve = _Resolver(decoded, tmpdir)
     rights = [right for entry in permissions.file_system.entries for right in resolve(entry)]
-    return Policy(tuple(rights), network)
+    return CodexPolicy(tuple(rights), network)
 
 
 class _Resolver:
-    """From an entry of a policy to rights on absolute paths."""
+    """Turns entries of a policy into rights on absolute paths."""
 
     def __init__(self, sandbox: _Sandbox, tmpdir: str | None) -> None:
         roots = sandbox.workspace_roots or ((sandbox.cwd,) if sandbox.cwd is not None else ())
@@ -146,10 +146,10 @@ class _Resolver:
         else:
             self._temporary = [tmpdir] if tmpdir is not None and os.path.isabs(tmpdir) else []
 
-    def __call__(self, entry: _Entry) -> list[Right]:
+    def __call__(self, entry: _Entry) -> list[PathRight]:
         access: Access = "deny" if entry.access == "none" else entry.access
         optional = entry.missing_path_behavior == "skip"
-        return [Right(path, access, optional) for path in self._paths(entry.path)]
+        return [PathRight(path, access, optional) for path in self._paths(entry.path)]
 
     def _paths(self, path: _Path | _Special) -> list[str]:
         if isinstance(path, _Path):
@@ -163,7 +163,7 @@ class _Resolver:
                 return ["/tmp"]
             case _ProjectRoots(subpath) | _WorkingDirectory(subpath):
                 if not self._roots:
-                    raise Forbidden("sandbox: the policy is about workspace roots, and names none")
+                    raise Forbidden("sandbox: the policy refers to workspace roots, and lists none")
                 return [_beneath(root, subpath) for root in self._roots]
 
 

@@ -1,4 +1,4 @@
-"""The `shell/*` methods: little output goes with a command's reply, much through a subscription.
+"""The `shell/*` methods. A little output is part of a command's reply; more goes through a subscription.
 
 Translates between the method table and the runtime's shells; touches nothing else.
 """
@@ -9,26 +9,25 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import HoldfastError
-from holdfast.server.deferred_reply import CANCELLED_BY_CALLER, Later
+from holdfast.server.deferred_reply import CANCELLED_BY_CALLER, DeferredReply
 from holdfast.types import CommandSpec, ProcessInfo, ShellSpec, ShellStatus
 from holdfast.wire import messages as m
 
 if TYPE_CHECKING:
-    from holdfast.runtime.local import LocalExec
     from holdfast.runtime.shell.command import ShellCommand
-    from holdfast.runtime.shell.registry import Shells
-    from holdfast.server.client_sessions import Sessions
+    from holdfast.server.clients import ClientRegistry
     from holdfast.server.connection import ServerConnection
+    from holdfast.server.served_exec import ServedExec, ServedShells
 
-#: Output that waits for the reply: one message instead of several for nearly every command.
+#: Output up to this size is sent with the reply: one message instead of several for nearly every command.
 INLINE_BYTES: Final = 64 * 1024
 
 
-class _Run(Later):
-    """One command on one connection. Its output is held for the reply, until it becomes too much for that."""
+class _ShellRunReply(DeferredReply):
+    """The reply to `shell/run`. Output is held for the reply until it exceeds `INLINE_BYTES`, then pushed."""
 
     def __init__(
-        self, shells: Shells, connection: ServerConnection, command: ShellCommand, params: m.ShellRunParams
+        self, shells: ServedShells, connection: ServerConnection, command: ShellCommand, params: m.ShellRunParams
     ) -> None:
         self._shells = shells
         self._connection = connection
@@ -39,27 +38,27 @@ class _Run(Later):
         self._closed = False
         command.attach(self)
         if params.subscribe is None:
-            command.stop_blocking()  # nobody takes anything before the end
+            command.stop_blocking()  # no reader takes output before the end
         if params.live or (params.subscribe is not None and params.subscribe.after_seq):
             self._push()
         else:
             self.on_ready()
 
-    # --- Later -----------------------------------------------------------------------------------------------
+    # --- DeferredReply ---------------------------------------------------------------------------------------
 
     def start(self, reply: Callable[[m.ShellRunResult | HoldfastError], None]) -> None:
         self._reply = reply
-        if self._command.is_over:
+        if self._command.is_done:
             self._over()
         else:
-            self._command.when_over(self._over)
+            self._command.add_done_callback(self._over)
 
     def cancel(self, reason: str = "") -> None:
         self._cancelled = True
         if reason == CANCELLED_BY_CALLER:
             self._shells.withdraw(self._command.process_id)
         elif not self._pushed:
-            # A client whose connection broke comes back and asks again: its subscription holds the command.
+            # A client whose connection broke may reconnect and repeat the request; the subscription holds output.
             self._push()
         self._close()
 
@@ -70,7 +69,7 @@ class _Run(Later):
         command, logs = self._command, self._command.logs
         truncated = logs[0].truncated or logs[1].truncated
         if truncated and not self._pushed:
-            self._push()  # a subscription shows what is lost, and where
+            self._push()  # a subscription reports the gaps
         if command.ended is None:
             assert command.error is not None
             self._reply(command.error)
@@ -88,12 +87,12 @@ class _Run(Later):
 
     # --- output ----------------------------------------------------------------------------------------------
 
-    #: Nothing is taken before it is sent.
+    #: Nothing counts as taken before it is sent.
     consumed: Final = (0, 0, 0)
 
     def on_ready(self) -> None:
         logs = self._command.logs
-        # On a full disk, output is pushed so that it can be given back.
+        # On a full disk, output is pushed so that its room can be freed.
         if not self._pushed and (logs[0].end + logs[1].end > INLINE_BYTES or self._command.lacks_room):
             self._push()
 
@@ -112,18 +111,20 @@ class _Run(Later):
 class ShellMethods:
     """The handlers, shared by all connections."""
 
-    def __init__(self, exec_: LocalExec, sessions: Sessions) -> None:
+    def __init__(self, exec_: ServedExec, clients: ClientRegistry) -> None:
         self._exec = exec_
-        self._sessions = sessions
+        self._clients = clients
 
     async def open(self, connection: ServerConnection, params: ShellSpec) -> ShellStatus:
         status = await self._exec.open_shell(params)
-        if connection.session is not None:
-            self._sessions.opened(connection.session, params.shell_id, bound=params.lifetime == "connection")
+        if connection.client is not None:
+            self._clients.opened(connection.client, params.shell_id, bound=params.lifetime == "connection")
         return status
 
-    def run(self, connection: ServerConnection, params: m.ShellRunParams) -> _Run:
-        return _Run(self._exec.shells, connection, self._exec.shells.run(params.shell_id, _spec(params)), params)
+    def run(self, connection: ServerConnection, params: m.ShellRunParams) -> _ShellRunReply:
+        return _ShellRunReply(
+            self._exec.shells, connection, self._exec.shells.run(params.shell_id, _spec(params)), params
+        )
 
     async def start(self, connection: ServerConnection, params: m.ShellStartParams) -> ProcessInfo:
         info = await self._exec.start_in_shell(
@@ -133,8 +134,8 @@ class ShellMethods:
             start_id=params.start_id,
             pipe_stdin=params.pipe_stdin,
         )
-        if connection.session is not None:
-            self._sessions.started(connection.session, params.process_id, bound=False)
+        if connection.client is not None:
+            self._clients.started(connection.client, params.process_id, bound=False)
         return info
 
     async def interrupt(
@@ -145,9 +146,8 @@ class ShellMethods:
         running = await self._exec.interrupt_shell(params.shell_id, interrupt_id=params.interrupt_id)
         return m.ShellInterruptResult(running)
 
-    async def close(self, connection: ServerConnection, params: m.ShellCloseParams) -> m.Empty:
+    async def close(self, connection: ServerConnection, params: m.ShellCloseParams) -> None:
         await self._exec.close_shell(params.shell_id, keep=params.keep, grace=params.grace_ms / 1000)
-        return m.Empty()
 
     def describe(self, connection: ServerConnection, params: m.ShellParams) -> ShellStatus:
         return self._exec.shells.describe(params.shell_id)

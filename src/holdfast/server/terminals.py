@@ -14,24 +14,24 @@ from holdfast.types import TerminalCommandEnded, TerminalRead, TerminalSpec, Ter
 from holdfast.wire import messages as m
 
 if TYPE_CHECKING:
-    from holdfast.runtime.local import LocalExec
-    from holdfast.server.client_sessions import Sessions
+    from holdfast.server.clients import ClientRegistry
     from holdfast.server.connection import ServerConnection
+    from holdfast.server.served_exec import ServedExec
 
 
 class TerminalMethods:
     """The handlers, shared by all connections."""
 
-    def __init__(self, exec_: LocalExec, sessions: Sessions) -> None:
+    def __init__(self, exec_: ServedExec, clients: ClientRegistry) -> None:
         self._exec = exec_
-        self._sessions = sessions
+        self._clients = clients
 
     async def open(self, connection: ServerConnection, params: TerminalSpec) -> TerminalStatus:
-        assert connection.session is not None
-        self._exec.check_room(self._sessions.running(connection.session))
+        assert connection.client is not None
+        self._exec.check_room(self._clients.running(connection.client))
         status = await self._exec.open_terminal(params)
-        if connection.session is not None:  # else the connection broke meanwhile
-            self._sessions.started(connection.session, params.terminal_id, bound=params.lifetime == "connection")
+        if connection.client is not None:  # else the connection broke meanwhile
+            self._clients.started(connection.client, params.terminal_id, bound=params.lifetime == "connection")
         return status
 
     async def read(self, connection: ServerConnection, params: m.TerminalReadParams) -> TerminalRead:
@@ -42,6 +42,7 @@ class TerminalMethods:
             wait=params.wait_ms / 1000,
             timing=params.timing,
             marks=params.marks,
+            until=params.until,
         )
 
     async def run(self, connection: ServerConnection, params: m.TerminalRunParams) -> TerminalCommandEnded:
@@ -52,18 +53,16 @@ class TerminalMethods:
                 params.terminal_id, params.command, timeout=timeout, max_bytes=params.max_bytes, run_id=run_id
             )
         except asyncio.CancelledError as cancelled:
-            # A connection that broke comes back and asks again: the command goes on.
+            # A client whose connection broke may reconnect and repeat the request: the command continues.
             if CANCELLED_BY_CALLER in cancelled.args:
                 self._exec.terminals.withdraw(params.terminal_id, run_id)
             raise
 
-    def withdraw(self, connection: ServerConnection, params: m.TerminalWithdrawParams) -> m.Empty:
+    def withdraw(self, connection: ServerConnection, params: m.TerminalWithdrawParams) -> None:
         self._exec.terminals.withdraw(params.terminal_id, params.run_id)
-        return m.Empty()
 
-    async def keys(self, connection: ServerConnection, params: m.TerminalKeysParams) -> m.Empty:
+    async def keys(self, connection: ServerConnection, params: m.TerminalKeysParams) -> None:
         await self._exec.press_keys(params.terminal_id, params.keys, write_id=params.write_id)
-        return m.Empty()
 
     async def wait(self, connection: ServerConnection, params: m.TerminalWaitParams) -> m.TerminalWaitResult:
         timeout = None if params.timeout_ms is None else params.timeout_ms / 1000

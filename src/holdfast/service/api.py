@@ -1,6 +1,6 @@
-"""What the front ends may ask of the service: one interface, with plain Structs on both sides; pure.
+"""`SessionApi`: the interface between the front ends and the sessions, with plain Structs on both sides; pure.
 
-gRPC and HTTP stand before it (`handler` translates), `sessions` behind it. Everything raises `Problem` alone.
+The front ends call it through `fronts.handler`; `sessions.manager` implements it. Methods raise only `Problem`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from holdfast.service.types import (
     Kind,
     Network,
     Resources,
+    ResourceUsage,
+    ServiceStruct,
     SessionRecord,
     State,
-    Struct,
-    Usage,
 )
 
 ControlType = Literal["CTRL_C", "CTRL_D", "SIGINT", "SIGTERM", "SIGKILL", "RESIZE"]
 
 
-class PolicyRequest(Struct, frozen=True):
-    """What the creator of a session asks for; None and empty mean what the profile has."""
+class PolicyRequest(ServiceStruct, frozen=True):
+    """The policy that a creator requests; None and empty fields take the value of the profile."""
 
     profile: str = ""
     idle_timeout: float | None = None
@@ -41,7 +41,7 @@ class PolicyRequest(Struct, frozen=True):
     resources: Resources = Resources()
 
 
-class CreateRequest(Struct, frozen=True):
+class CreateRequest(ServiceStruct, frozen=True):
     """`CreateSession`."""
 
     agent_id: str = ""
@@ -57,33 +57,33 @@ class CreateRequest(Struct, frozen=True):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class SessionView(Struct, frozen=True):
-    """A session now: what the database has of it, and what its sandbox and the monitor say."""
+class SessionView(ServiceStruct, frozen=True):
+    """A session with the state that its sandbox reports and the last sample of the monitor."""
 
     record: SessionRecord
     state: State
     cwd: str = ""
     prompt: str = ""
-    usage: Usage | None = None
+    usage: ResourceUsage | None = None
 
 
-class Created(Struct, frozen=True):
-    """`CreateSession`'s answer; `token` is where its output begins after the prompt that is shown."""
+class CreateResult(ServiceStruct, frozen=True):
+    """The reply to `CreateSession`; `token` is the position after the first prompt."""
 
     view: SessionView
     token: str
 
 
-class Control(Struct, frozen=True):
-    """A key, a signal to what is in the foreground, or a size."""
+class Control(ServiceStruct, frozen=True):
+    """A key, a signal to the foreground process, or a terminal size."""
 
     type: ControlType
     cols: int = 0
     rows: int = 0
 
 
-class InputTaken(Struct, frozen=True):
-    """`SendInput`'s answer. Not accepted: it waits for the approval."""
+class InputResult(ServiceStruct, frozen=True):
+    """The reply to `SendInput`. Input that is not accepted waits for the approval."""
 
     accepted: bool
     command_id: str
@@ -92,7 +92,7 @@ class InputTaken(Struct, frozen=True):
     queue_busy: bool = False
 
 
-class Prompt(Struct, frozen=True):
+class PromptInfo(ServiceStruct, frozen=True):
     """A prompt that was shown, or a program that waits for input."""
 
     text: str
@@ -100,26 +100,26 @@ class Prompt(Struct, frozen=True):
     password: bool = False
 
 
-class Chunk(Struct, frozen=True):
-    """A piece of output, or something that happened between two; `token` is the position after it."""
+class Chunk(ServiceStruct, frozen=True):
+    """Output, or an event between outputs; `token` is the position after it."""
 
     session_id: str
     token: str
-    at: float
+    timestamp: float
     state: State
     payload: bytes = b""
-    #: Bytes before it that were printed and are no longer kept.
-    skipped: int = 0
+    #: Bytes before this chunk that were printed and are no longer kept.
+    skipped_bytes: int = 0
     truncated: bool = False
     exit_code: int | None = None
-    prompt: Prompt | None = None
+    prompt: PromptInfo | None = None
     #: `stdout` or `stderr` of a shell.
     stream: str = ""
     command_id: str = ""
 
 
-class OutputRead(Struct, frozen=True):
-    """`ReadOutput`'s answer."""
+class OutputRead(ServiceStruct, frozen=True):
+    """The reply to `ReadOutput`."""
 
     chunks: tuple[Chunk, ...]
     state: State
@@ -127,27 +127,27 @@ class OutputRead(Struct, frozen=True):
     more: bool = False
 
 
-class Closed(Struct, frozen=True):
-    """`CloseSession`'s answer."""
+class CloseResult(ServiceStruct, frozen=True):
+    """The reply to `CloseSession`."""
 
     state: State
     summary: str
 
 
-class Event(Struct, frozen=True):
-    """Something that the owner of a session should know. `token` resumes a subscription after it."""
+class SessionEvent(ServiceStruct, frozen=True):
+    """An event for the owner of a session. `token` resumes a subscription after this event."""
 
     session_id: str
     type: EventType
     detail: str
     token: str
-    at: float
+    timestamp: float
     approval_id: str = ""
     state: State = "UNKNOWN"
 
 
-class RunRequest(Struct, frozen=True):
-    """`RunCommand`: in a session, or in one that is made for it."""
+class RunRequest(ServiceStruct, frozen=True):
+    """`RunCommand`: in an open session, or in one that is created for the command."""
 
     command: str
     session_id: str = ""
@@ -157,8 +157,8 @@ class RunRequest(Struct, frozen=True):
     request_id: str = ""
 
 
-class RunResult(Struct, frozen=True):
-    """Its answer."""
+class RunResult(ServiceStruct, frozen=True):
+    """The reply to `RunCommand`."""
 
     command_id: str
     exit_code: int
@@ -172,8 +172,8 @@ class RunResult(Struct, frozen=True):
     approval_id: str = ""
 
 
-class AuditFilter(Struct, frozen=True):
-    """Which rows of the audit."""
+class AuditFilter(ServiceStruct, frozen=True):
+    """Selects rows of the audit log."""
 
     session_id: str | None = None
     agent_id: str = ""
@@ -186,9 +186,9 @@ class AuditFilter(Struct, frozen=True):
 
 
 class SessionApi(Protocol):
-    """The service."""
+    """The methods of the protocol."""
 
-    async def create(self, caller: Caller, request: CreateRequest) -> Created: ...
+    async def create(self, caller: Caller, request: CreateRequest) -> CreateResult: ...
 
     async def get(self, caller: Caller, session_id: str) -> SessionView: ...
 
@@ -202,12 +202,12 @@ class SessionApi(Protocol):
         page_size: int = 100,
         page_token: str = "",
     ) -> tuple[list[SessionView], str]:
-        """A page of sessions that the caller may see, oldest first, and the next page's token if there is one."""
+        """Return a page of the sessions that the caller may see, oldest first, and the token of the next page."""
         ...
 
     async def send_input(
         self, caller: Caller, session_id: str, data: bytes, controls: Sequence[Control] = (), request_id: str = ""
-    ) -> InputTaken: ...
+    ) -> InputResult: ...
 
     async def read_output(
         self, caller: Caller, session_id: str, *, since: str = "", max_bytes: int = 64 * 1024, wait: float = 0.0
@@ -215,11 +215,11 @@ class SessionApi(Protocol):
 
     def stream_output(self, caller: Caller, session_id: str, since: str = "") -> AsyncIterator[Chunk]: ...
 
-    async def close(self, caller: Caller, session_id: str, mode: CloseMode = "graceful") -> Closed: ...
+    async def close(self, caller: Caller, session_id: str, mode: CloseMode = "graceful") -> CloseResult: ...
 
     def events(
         self, caller: Caller, session_id: str = "", since: str = "", types: Sequence[EventType] = ()
-    ) -> AsyncIterator[Event]: ...
+    ) -> AsyncIterator[SessionEvent]: ...
 
     async def run_command(self, caller: Caller, request: RunRequest) -> RunResult: ...
 
@@ -228,7 +228,7 @@ class SessionApi(Protocol):
     ) -> tuple[list[AuditRow], str]: ...
 
     async def approvals(self, caller: Caller, session_id: str = "", *, ended: bool = False) -> list[Approval]:
-        """Those that wait, oldest first; with `ended` the latest of all, newest first."""
+        """Return the open approvals, oldest first; with `ended` the latest of all, newest first."""
         ...
 
     async def answer_approval(

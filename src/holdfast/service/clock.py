@@ -1,4 +1,4 @@
-"""Time as the service sees it: one interface, so that a test moves it by hand. Touches the system's clock."""
+"""The clock of the service as an interface, so that tests can advance it. Touches the system's clock."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 
-class Timer(Protocol):
-    """What can be called off."""
+class ClockTimer(Protocol):
+    """A call that can be cancelled."""
 
     def cancel(self) -> None: ...
 
 
-class Clock(Protocol):
-    """Seconds since 1970, which replicas share and which survive a restart, and calls at a later time.
+class WallClock(Protocol):
+    """Seconds since 1970, which are valid in all replicas and after a restart, and delayed calls.
 
-    `holdfast.testing.FakeClock` is one.
+    `holdfast.testing.FakeClock` implements it.
     """
 
     def time(self) -> float: ...
 
-    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Timer: ...
+    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> ClockTimer: ...
 
 
 class SystemClock:
-    """The machine's wall clock as it was when this object was made, and what has passed since.
+    """The wall clock at construction, and the time that has passed since.
 
-    A step of the wall clock would end idle times, lifetimes, approvals and remembered tokens at once, or prolong
-    them. Time passes by CLOCK_BOOTTIME: no step changes it, and it counts while the machine is suspended.
+    A step of the wall clock would end idle times, lifetimes, approvals and cached tokens at once, or prolong them.
+    CLOCK_BOOTTIME measures the time: a step does not change it, and it counts while the machine is suspended.
     """
 
     def __init__(self) -> None:
@@ -39,14 +39,14 @@ class SystemClock:
         return self._offset + time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def stepped(self) -> float:
-        """How many seconds the wall clock was set forward (or, negative, back) since."""
+        """Return by how many seconds the wall clock was set forward (or, negative, back) since construction."""
         return time.time() - self.time()
 
-    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Timer:
+    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> ClockTimer:
         return asyncio.get_running_loop().call_later(delay, callback, *args)
 
 
-async def sleep(clock: Clock, seconds: float) -> None:
+async def sleep(clock: WallClock, seconds: float) -> None:
     """Wait by this clock."""
     over = asyncio.Event()
     timer = clock.call_later(max(0.0, seconds), over.set)

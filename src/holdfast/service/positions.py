@@ -1,7 +1,7 @@
 """Positions in a session's output as opaque strings, and back; pure.
 
-A token has a fixed width, so that a later position is the greater string, and ends with a check over the session's
-id: one of another session, or one that somebody made up, is told apart from a position.
+A token has a fixed width, so that a later position is the greater string. It ends with a checksum over the session
+id, which rejects tokens of other sessions and invented ones.
 """
 
 from __future__ import annotations
@@ -15,23 +15,20 @@ _WIDTHS: Final = (10, 12, 8, 12)
 _DIGITS: Final = "".join(f"%0{width}x" for width in _WIDTHS)
 _CHECK_WIDTH: Final = 8
 _HEXADECIMAL: Final = frozenset("0123456789abcdef")
-#: Stands for "all of this command, its end included": more numbers than any command has chunks.
+#: The position after a command and its exit: a number above the chunks of any command.
 FINISHED: Final = 16 ** _WIDTHS[1] - 1
 
 
 class Position(NamedTuple):
-    """How far a reader has come. Of a terminal `command` is 0.
+    """The position of a reader, ordered as a tuple. `command` is 0 for a terminal."""
 
-    Positions of a session are ordered as the tuples are.
-    """
-
-    #: A shell's command: the number of its row in the audit log. 0 is before the first.
+    #: For a shell, the audit row of the command; 0 is before the first command.
     command: int = 0
-    #: Of a terminal: its own position. Of a command: the last record that was read whole, or `FINISHED`.
+    #: For a terminal, its position; for a command, the last record that was read whole, or `FINISHED`.
     seq: int = 0
-    #: Bytes that were read of the record after it. Of a terminal: 1 once it is known that a program asks there.
+    #: Bytes read of the next record; for a terminal, 1 once a prompt of a program was reported here.
     part: int = 0
-    #: Bytes printed before this position, of the terminal or of the command: says how long a gap is.
+    #: Bytes printed before this position by the terminal or the command; the length of a gap is computed from it.
     printed: int = 0
 
 
@@ -41,13 +38,13 @@ def write_token(session_id: str, position: Position) -> str:
 
 
 def read_token(session_id: str, token: str) -> Position:
-    """The position; the beginning if the token is empty. `BadToken` for what is none of this session."""
+    """Return the position; the first one for an empty token. `BadToken` for a token of another session."""
     if not token:
         return Position()
     digits, check = token[:-_CHECK_WIDTH], token[-_CHECK_WIDTH:]
-    # The check is no secret: whatever `int` takes beside these digits would be a second way to write a position.
+    # Only these digits: `int` accepts other spellings, which would be a second token of the same position.
     if len(digits) != sum(_WIDTHS) or not set(digits) <= _HEXADECIMAL or check != _check(session_id, digits):
-        raise BadToken("since: this is no token of this session", reason="BAD_TOKEN", session_id=session_id)
+        raise BadToken("since: not a token of this session", reason="BAD_TOKEN", session_id=session_id)
     numbers = []
     for width in _WIDTHS:
         numbers.append(int(digits[:width], 16))

@@ -1,7 +1,7 @@
-"""What the service answers when it cannot do what it was asked: one class for each status code; pure.
+"""The errors of the service, one class for each status code; pure.
 
-Each has the code's name as gRPC and Connect have it, a `reason` in capitals that programs may rely on, and a
-message that names the thing and what to do. The front ends make statuses with details of them; nothing else does.
+Each has the name of the code in gRPC and Connect, a `reason` in capitals for programs, and a message that names the
+object and the remedy. The front ends convert them to statuses with details.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Invalid(Problem):
 
 
 class NotFound(Problem):
-    """There is none, or the caller may not know of it: both read the same."""
+    """The object does not exist, or the caller may not see it; the two cases are not distinguishable."""
 
     status = "NOT_FOUND"
 
@@ -61,19 +61,19 @@ class Denied(Problem):
 
 
 class Unauthenticated(Problem):
-    """No token, or one that nobody has."""
+    """No token, or an unknown one."""
 
     status = "UNAUTHENTICATED"
 
 
 class Exhausted(Problem):
-    """A limit of ours is reached; the message names it and its setting."""
+    """A limit of the service is reached; the message names it and its setting."""
 
     status = "RESOURCE_EXHAUSTED"
 
 
 class NotNow(Problem):
-    """Not in the state that the thing is in: a session that is closed, an approval that was answered."""
+    """The object is in the wrong state: a closed session, an answered approval."""
 
     status = "FAILED_PRECONDITION"
 
@@ -85,18 +85,18 @@ class BadToken(Problem):
 
 
 class TooLate(Problem):
-    """It was not done in time."""
+    """The deadline has passed."""
 
     status = "DEADLINE_EXCEEDED"
 
 
 class Unavailable(Problem):
-    """The sandbox or the database cannot be reached now; the same call may go through later."""
+    """The sandbox or the database is unreachable; a retry can succeed."""
 
     status = "UNAVAILABLE"
 
 
 class Bug(Problem):
-    """A bug of ours. The caller hears no more than that; the log has the rest."""
+    """A bug in the service. The caller gets an id; the log has the traceback under that id."""
 
     status = "INTERNAL"

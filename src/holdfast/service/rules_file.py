@@ -1,6 +1,6 @@
-"""The rules in force, from their file or built in: read at the start, and again when somebody says so.
+"""Reads the rules file, or returns the built-in rules.
 
-Reads one file. What is wrong with it is a `Problem` with file, line and key; rules that were in force stay then.
+An error in the file is a `Problem` with file, line and key.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import os
 from typing import Any, Final
 
 from holdfast.service.policy.command_rules import warnings
-from holdfast.service.policy.profiles import Rules
+from holdfast.service.policy.profiles import PolicyRules
 from holdfast.service.policy.rules import default_rules, load_rules
 from holdfast.service.problems import Invalid
-from holdfast.service.state_directory import default_store_path
+from holdfast.service.settings import default_store_path
 
 FOR_ROOT: Final = "/var/lib/holdfast/workspaces"
 
 
 def workspaces() -> str:
-    """Where agents have their workspaces if the rules do not say: beside the database, which is this user's.
+    """Return the default directory of the agents' workspaces, beside the default database.
 
-    The sessions of root run as other users, to which the home directory of root is closed: then in /var/lib, unless
-    there are workspaces already.
+    For root it is in /var/lib, unless workspaces exist already: the sessions of root run as other users, which have
+    no access to root's home directory.
     """
     beside = os.path.join(os.path.dirname(default_store_path()), "workspaces")
     if os.geteuid() == 0 and not os.environ.get("XDG_STATE_HOME") and not os.path.isdir(beside):
@@ -29,21 +29,21 @@ def workspaces() -> str:
     return beside
 
 
-def read_rules(path: str) -> Rules:
-    """The rules of a file; built-in ones without."""
+def read_rules(path: str) -> PolicyRules:
+    """Return the rules in a file; the built-in rules for an empty path."""
     if not path:
         return default_rules(workspaces())
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise Invalid(f"rules {path}: {why}", reason="RULES_INVALID") from None
     return load_rules(text, path, workspaces=workspaces())
 
 
-def shown_rules(rules: Rules) -> dict[str, Any]:
-    """What is in them, for somebody who checks."""
+def shown_rules(rules: PolicyRules) -> dict[str, Any]:
+    """Return a summary of the rules, for `holdfast service rules`."""
     return {
         "name": rules.name,
         "profiles": {

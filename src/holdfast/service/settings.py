@@ -1,4 +1,4 @@
-"""Every setting of `holdfast service`, each with its default and the reason for that number; pure but for the file.
+"""Every setting of `holdfast service`, with its default and the reason for the number. Reads one file.
 
 A setting comes from (last wins): the default here, the TOML file, the environment (`HOLDFAST_SERVICE_` and the name
 in upper case), a flag of `holdfast service`. docs/service.md lists them all, and a test asserts that it does.
@@ -24,8 +24,8 @@ MIB: Final = 1024 * 1024
 class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings of one replica. Sizes are bytes, times are seconds."""
 
-    # --- where it is reached ---------------------------------------------------------------------------------
-    #: `HOST:PORT` or `unix:PATH`; empty is not at all. Loopback: whoever opens it to others says so, with TLS.
+    # --- ports -----------------------------------------------------------------------------------------------
+    #: `HOST:PORT` or `unix:PATH`; empty disables the port. Loopback: an operator opens it to others, with TLS.
     listen_grpc: str = "127.0.0.1:7400"
     listen_http: str = "127.0.0.1:7401"
     #: Files of the certificate, its key and, if clients must have one, the authority that signs theirs.
@@ -36,16 +36,16 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_plaintext: bool = False
     #: Host names of the HTTP port, as patterns (`*.example.com`), for a proxy that passes its clients' `Host` on.
     #: On loopback, other names with a dot are refused: a web page whose name resolves to 127.0.0.1 (DNS rebinding)
-    #: would read what needs no token. Beyond loopback every name is allowed until one is given.
+    #: could read pages that need no token. Beyond loopback every name is allowed until one is given.
     allowed_hosts: tuple[str, ...] = ()
-    #: Whether `/` of the HTTP port is the console. The page holds nothing that is secret: what it shows needs a
-    #: token, as every call does.
+    #: Whether `/` of the HTTP port is the console. The page has no secrets: its calls need a token.
     console: bool = True
     #: Whether gRPC reflection and the health service answer without a token: tools expect that.
     open_reflection: bool = True
 
     #: Connections of each port at a time, and from one address. A connection is a descriptor and some kilobytes;
-    #: each long poll and each stream over HTTP is one. Agents behind one proxy share its address.
+    #: each long poll and each stream over HTTP is one. Agents behind one proxy share its address; half of the total
+    #: stays for others.
     max_connections: int = 4_096
     connections_per_address: int = 2_048
     #: Connections of the HTTP port that have not completed a request head yet; the oldest makes room for the next.
@@ -56,37 +56,37 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: of `max_sandboxes`. Where `ulimit -n` is too low for all connections, there are fewer of them.
     reserved_descriptors: int = 1_024
 
-    # --- what it keeps ---------------------------------------------------------------------------------------
+    # --- storage ---------------------------------------------------------------------------------------------
     #: `sqlite:///PATH` or `postgresql://...`; empty is SQLite in the user's state directory.
     store: str = ""
     #: The rules file; empty is the built-in rules.
     rules: str = ""
     #: A file with the key of the audit chain's HMAC; empty is a plain SHA-256 chain.
     audit_key_file: str = ""
-    #: Closed sessions' rows are removed after so many days; 0 keeps them. A quarter is what reviews ask for.
+    #: Rows of closed sessions are removed after so many days; 0 keeps them. Reviews cover a quarter.
     audit_retention_days: float = 90.0
     #: And, oldest first, above so many bytes of rows; 0 is no such limit. A gigabyte is millions of commands.
     audit_retention_bytes: int = 1024 * MIB
-    #: How often retention is looked at: nobody misses an hour of ninety days.
+    #: The interval of the retention run: an hour more of ninety days does not matter.
     audit_retention_interval: float = 3_600.0
-    #: Of what a command printed, this much stands in its audit row; the rest is told by its length. Enough for an
-    #: error message, too little for a file's contents.
+    #: Bytes of a command's output in its audit row, which also has the length of the output. Enough for an error
+    #: message, too little for the contents of a file.
     audit_excerpt_bytes: int = 1_024
-    #: Of what was typed in one call.
+    #: Bytes of the input of one call in its audit row.
     audit_input_bytes: int = 4_096
-    #: More patterns of what must not be written down, as regular expressions.
+    #: More patterns of secrets, which are not written to the audit log, as regular expressions.
     redact: tuple[str, ...] = ()
 
     # --- sandboxes -------------------------------------------------------------------------------------------
-    #: Where sessions live that name no sandbox.
+    #: The sandbox of sessions that name none.
     sandbox: str = "local"
     #: Addresses that sessions may name, as patterns (`docker:*`); the default one is always allowed.
     allowed_sandboxes: tuple[str, ...] = ()
     #: Sandboxes that one replica is connected to at a time. Each is a connection, and for some a child process.
     max_sandboxes: int = 256
-    #: How long a connection stays that nobody uses: a reconnect to a container costs some hundred milliseconds.
+    #: How long an unused connection stays open: a reconnect to a container takes some hundred milliseconds.
     sandbox_idle_seconds: float = 300.0
-    #: How long calls wait for a connection that broke, before the caller hears of it. Agents wait no longer.
+    #: How long calls wait for a broken connection before they fail. Agents do not wait longer.
     reconnect_seconds: float = 10.0
 
     #: `FIRST-LAST`: uids for sessions in sandboxes whose server is root, one for each agent. By default 65,536 of
@@ -97,47 +97,47 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # --- sessions --------------------------------------------------------------------------------------------
     #: Sessions that may be open at a time, in all replicas. The monitor's cost is measured up to this many.
     max_sessions: int = 1_000
-    #: How long a new session waits for its first prompt; after it, the session is there and RUNNING.
+    #: How long a new session waits for its first prompt; after that the session is open and RUNNING.
     prompt_seconds: float = 10.0
-    #: How long a session may be in the making before another replica calls it failed: longer than any start.
+    #: How long a creation may take before another replica marks it as failed: longer than any start.
     creation_seconds: float = 120.0
     #: Between TERM or `exit`, and KILL, when a session is closed.
     close_grace: float = 5.0
-    #: How long `CloseSession` waits for the replica that writes the close down.
+    #: How long `CloseSession` waits for the replica that writes the last rows.
     close_wait: float = 10.0
-    #: How long an input may wait for the terminal to take it (a program that does not read) before the caller hears
-    #: of it. What was accepted stays typed.
+    #: How long input may wait for the terminal (a program that does not read) before the call fails. Accepted input
+    #: stays typed.
     input_seconds: float = 30.0
     #: In a session whose rules guard commands: how long input after an interrupt waits for the prompt, and an
     #: interrupt for the line before it to begin, before the call is refused. A shell takes milliseconds for either.
     interrupt_seconds: float = 2.0
-    #: The longest that `ReadOutput` waits, and the most that it returns.
+    #: The longest wait and the largest result of `ReadOutput`.
     max_wait_seconds: float = 60.0
     max_read_bytes: int = 4 * MIB
-    #: The most that one `SendInput` takes: a file is not typed.
+    #: The largest `SendInput`. Files are not typed.
     max_input_bytes: int = 1 * MIB
-    #: How long after output without a line end a reader waits to be told that a program asks for input: the kernel
-    #: shows it a moment after the prompt is printed.
+    #: How long `ReadOutput` waits, after output without a line end, for a program to read input: the kernel shows
+    #: the read a moment after the prompt is printed.
     settle_seconds: float = 0.1
-    #: The longest command that `RunCommand` runs if nobody says how long.
+    #: The default timeout of `RunCommand`.
     command_seconds: float = 600.0
-    #: Metadata (last activity, counts) goes to the database this much later, many changes at once.
+    #: Metadata (last activity, counts) is written to the database after this delay, many changes at once.
     metadata_seconds: float = 1.0
 
     # --- replicas --------------------------------------------------------------------------------------------
-    #: The name of this replica; empty makes one up. Two that run at once must not share one.
+    #: The name of this replica; empty generates one. Replicas that run at once need different names.
     replica: str = ""
-    #: After so many seconds without renewal a session's lease is another's. Renewed every third of it.
+    #: Another replica can take a lease after so long without renewal. Renewed every third of this time.
     lease_seconds: float = 15.0
     #: Sessions claimed at a time, so that one replica of several does not take all at a start.
     claim_batch: int = 200
     #: How long one read of the follower waits in the sandbox's server. It returns at once when something happens;
     #: the wait is as long as that, so that idle sessions cost nothing.
     follow_seconds: float = 600.0
-    #: What happens within so many seconds goes to the log together: a short command costs one write, not two, and
-    #: the next one's input does not wait for it.
+    #: Events within so many seconds are written to the log together: a short command needs one write, not two, and
+    #: the input of the next command does not wait for it.
     gather_seconds: float = 0.05
-    #: What one read of the follower takes.
+    #: The size of one read of the follower.
     follow_bytes: int = 256 * 1024
 
     # --- callers ---------------------------------------------------------------------------------------------
@@ -150,25 +150,25 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     creates_burst: int = 50
     #: Calls of one agent that may be open at a time; long polls count, one for each session and some beside them.
     concurrent_calls: int = 256
-    #: And streams: each holds a connection to the sandbox's output for as long as it lasts.
+    #: Streams of one agent: each holds a connection to the sandbox's output while it is open.
     concurrent_streams: int = 128
-    #: How long a token that was looked up is believed: a removed one stops working within this time.
+    #: How long a token is cached: a removed token stops working within this time.
     token_cache_seconds: float = 5.0
-    #: Look-ups of tokens that are not remembered, from one address: on average and at once; 0 is no limit. Each is
-    #: one read by an index. Agents behind one proxy share its address, and some hundred may start at a time.
+    #: Queries of tokens that are not cached, from one address: on average and at once; 0 is no limit. Each is one
+    #: read by an index. Agents behind one proxy share its address, and some hundred may start at a time.
     token_lookups_per_second: float = 100.0
     token_lookups_burst: int = 200
 
-    # --- watching --------------------------------------------------------------------------------------------
-    #: How often the monitor looks. More often costs more and tells little.
+    # --- monitoring ------------------------------------------------------------------------------------------
+    #: The interval of the monitor. A shorter one costs more and shows little more.
     monitor_interval: float = 5.0
-    #: A command that runs longer has `long_running_flag`.
+    #: A command that runs longer sets `long_running_flag`.
     long_running_seconds: float = 300.0
     #: The share of a limit at which the owner is warned.
     resource_warning: float = 0.8
-    #: How logs look on stderr: `auto` is for people where that is a terminal, else JSON.
+    #: The format of logs on stderr: `auto` is text on a terminal, else JSON.
     log_format: Literal["auto", "json", "text"] = "auto"
-    #: Calls that go well are told at `debug`.
+    #: Successful calls are logged at `debug`.
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def allows_sandbox(self, address: str) -> bool:
@@ -177,22 +177,40 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+#: The home of defaults that the settings of single parts share.
+DEFAULTS: Final = ServiceSettings()
+
+
+def default_store_path(environ: Mapping[str, str] | None = None) -> str:
+    """Return the path of the user's SQLite file, in the XDG state directory. Creates nothing."""
+    state = (os.environ if environ is None else environ).get("XDG_STATE_HOME", "")
+    # The XDG convention ignores a relative path.
+    if not os.path.isabs(state):
+        state = os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "holdfast", "service.db")
+
+
+def store_url(setting: str) -> str:
+    """Return the URL in the setting `store`, or that of the default path."""
+    return setting or f"sqlite:///{default_store_path()}"
+
+
 def load_settings(
     path: str | None = None, environ: Mapping[str, str] | None = None, **flags: Any
 ) -> ServiceSettings:
-    """Settings from file, environment and flags; a wrong one is an error that names it and its source.
+    """Return the settings from file, environment and flags; an error names the setting and its source.
 
-    Without a path the file is the one that HOLDFAST_SERVICE_CONFIG names, if it does.
+    Without a path, HOLDFAST_SERVICE_CONFIG names the file.
     """
     environ = os.environ if environ is None else environ
     file = path or environ.get(f"{PREFIX}CONFIG")
     values = gathered(ServiceSettings, PREFIX, file, environ, flags)
-    # Only the file has values that were not looked at yet.
+    # Only the values of the file are not checked yet.
     settings = checked(ServiceSettings, values, f"settings file {file}")
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise InvalidParams("settings: tls_cert and tls_key: give both, or none")
     if not settings.listen_grpc and not settings.listen_http:
-        raise InvalidParams("settings: listen_grpc and listen_http are both empty: nobody could reach the service")
+        raise InvalidParams("settings: listen_grpc and listen_http are both empty: the service would have no port")
     parse_uids(settings.session_uids)
     if settings.lease_seconds < 1:
         raise InvalidParams(f"settings: lease_seconds is {settings.lease_seconds:g}: at least 1")

@@ -1,6 +1,6 @@
-"""The nouns of the service as frozen Structs: what a session is, who calls, what is written down; pure.
+"""The data types of the service as frozen Structs: sessions, callers, audit rows, approvals; pure.
 
-Times are seconds since 1970. What goes over gRPC and HTTP is made of these in `handler` and nowhere else.
+Times are seconds since 1970. `fronts` converts these types to and from the messages of the protocol.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 Kind = Literal["terminal", "shell"]
-#: As in `holdfast.types.TerminalState`, and UNKNOWN: nobody could ask the sandbox.
+#: As in `holdfast.types.TerminalState`; UNKNOWN if the sandbox cannot be queried.
 State = Literal["UNKNOWN", "RUNNING", "BUSY", "IDLE", "CLOSING", "CLOSED", "ERROR"]
 Role = Literal["agent", "operator"]
 CloseMode = Literal["graceful", "force"]
@@ -28,7 +28,7 @@ EventType = Literal[
     "LIFETIME_WARNING",
     "SESSION_ERROR",
 ]
-#: What the operating system can be asked to enforce; `Policy.require` and the metadata use these words.
+#: Guards that the operating system can enforce; `SessionPolicy.require` and the metadata name them.
 Guard = Literal[
     "filesystem",
     "network",
@@ -44,16 +44,16 @@ Guard = Literal[
 ]
 
 OVER: Final[tuple[State, ...]] = ("CLOSED", "ERROR")
-#: The stream of audit rows that belong to no session: agents, refused calls, and each session's beginning and end.
+#: The stream of audit rows that belong to no session: agents, refused calls, start and end of each session.
 SERVICE_STREAM: Final = ""
 
 
-class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of everything that is data here."""
+class ServiceStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of the data types of the service."""
 
 
-class Caller(Struct, frozen=True):
-    """Who makes a call, as its token said."""
+class Caller(ServiceStruct, frozen=True):
+    """The agent of a call, from its token."""
 
     agent_id: str
     role: Role = "agent"
@@ -62,28 +62,30 @@ class Caller(Struct, frozen=True):
         return self.role == "operator" or self.agent_id == agent_id
 
 
-#: Whom sessions run as where the sandbox's server is root. `own`: a user of the agent's own; `server`: the server's
-#: user; `auto`: `own`, and in containers `server`.
+#: The user of sessions where the sandbox's server is root. `own`: a user of the agent; `server`: the user of the
+#: server; `auto`: `own`, and in containers `server`.
 SessionUser = Literal["auto", "own", "server"]
 
 
-class Resources(Struct, frozen=True):
-    """Limits of one session, all that it started included. None: none."""
+class Resources(ServiceStruct, frozen=True):
+    """Limits of one session with all its processes. None is no limit."""
 
-    #: How many cores' worth of time it may use at once.
+    #: CPU cores that the session may use at a time.
     cpu_cores: float | None = None
     #: CPU time of one process.
     cpu_seconds: int | None = None
     memory_bytes: int | None = None
     processes: int | None = None
-    #: What it may print in its life.
+    #: Output of the session in its lifetime.
     output_bytes: int | None = None
     file_size_bytes: int | None = None
 
 
-class Policy(Struct, frozen=True):
-    """What one session may do: its profile with what its creator asked for, resolved once. Rules that change later
-    change nothing of it."""
+class SessionPolicy(ServiceStruct, frozen=True):
+    """The rights of one session: its profile with the creator's request, resolved once.
+
+    Later changes of the rules do not change it.
+    """
 
     profile: str
     idle_timeout: float
@@ -102,28 +104,28 @@ class Policy(Struct, frozen=True):
     #: Programs that can be executed, names or paths with `*` and `?`; None where the rules name no list.
     programs: tuple[str, ...] | None = None
     resources: Resources = Resources()
-    #: What must be enforced by the operating system.
+    #: Guards that the operating system must enforce.
     require: tuple[Guard, ...] = ()
     #: Whether the owner may answer its own approval requests.
     owner_approves: bool = False
     approval_timeout: float = 300.0
-    #: What counts as activity, and whether a session whose command still runs can be idle.
+    #: Sources of activity, and whether a session with a running command can be idle.
     activity: tuple[Literal["input", "output"], ...] = ("input", "output")
     idle_while_running: bool = False
-    #: Seconds between the warning and the end of its life.
+    #: Seconds between the warning and the end of the lifetime.
     lifetime_warning: float = 300.0
-    #: Variables of the sandbox that the session has beside those of a login, as patterns.
+    #: Variables of the sandbox that the session gets beside those of a login, as patterns.
     inherited_variables: tuple[str, ...] = ()
 
 
-class SessionRecord(Struct, frozen=True):
-    """A session as the database has it. What its terminal or shell is doing now, only the sandbox knows."""
+class SessionRecord(ServiceStruct, frozen=True):
+    """A session in the database. The current state of its terminal or shell is in the sandbox."""
 
     session_id: str
     agent_id: str
     kind: Kind
     sandbox: str
-    policy: Policy
+    policy: SessionPolicy
     created_at: float
     last_activity_at: float
     initial_cwd: str
@@ -133,18 +135,18 @@ class SessionRecord(Struct, frozen=True):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     cols: int = 80
     rows: int = 24
-    #: What enforces the policy, and what nobody could.
+    #: The guards that the operating system enforces, and those that it cannot.
     enforced: tuple[Guard, ...] = ()
     unenforced: tuple[Guard, ...] = ()
     closed_at: float | None = None
     close_reason: str = ""
     summary: str = ""
-    #: The creator's `request_id`, if it gave one.
+    #: The `request_id` of the creator; may be empty.
     request_id: str = ""
-    #: Up to here its output was looked at for the audit.
+    #: The position up to which the follower has read the session.
     audited_token: int = 0
     commands_run: int = 0
-    #: When the idle warning was given, if the session has been idle since.
+    #: The time of the idle warning, if the session has been idle since.
     warned_at: float | None = None
 
     @property
@@ -156,8 +158,8 @@ class SessionRecord(Struct, frozen=True):
         return self.state in OVER
 
 
-class AuditEntry(Struct, frozen=True):
-    """Something that happened, before it is written down: `body` is already redacted and cut."""
+class AuditEntry(ServiceStruct, frozen=True):
+    """A row of the audit log before it is numbered; `body` is already redacted and cut."""
 
     session_id: str
     at: float
@@ -168,8 +170,8 @@ class AuditEntry(Struct, frozen=True):
     body: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class AuditRow(Struct, frozen=True):
-    """The same as it stands in the log: counted, and chained to the row before it."""
+class AuditRow(ServiceStruct, frozen=True):
+    """A row of the audit log: numbered, and chained to the row before it."""
 
     session_id: str
     seq: int
@@ -177,14 +179,14 @@ class AuditRow(Struct, frozen=True):
     agent_id: str
     kind: str
     command_id: str
-    #: JSON, exactly as it was hashed.
+    #: The JSON text that was hashed.
     body: str
     previous: str
     hash: str
 
 
-class Approval(Struct, frozen=True):
-    """A command that waits for somebody to allow it."""
+class Approval(ServiceStruct, frozen=True):
+    """A command that waits for an approval."""
 
     approval_id: str
     session_id: str
@@ -194,20 +196,20 @@ class Approval(Struct, frozen=True):
     asked_at: float
     expires_at: float
     command_id: str = ""
-    #: What is typed once it is allowed.
+    #: Input that is typed after the approval.
     data: bytes = b""
-    #: Empty while it waits. `abandoned`: the call or the session that asked for it ended first; `comment` has why.
+    #: Empty while open. `abandoned`: the call or the session ended first; `comment` has the reason.
     outcome: Literal["", "approved", "refused", "expired", "abandoned"] = ""
     answered_by: str = ""
     comment: str = ""
     #: The `RunCommand` that waits for the answer, as `REPLICA/RANDOM`. Empty for input that is held in `data`.
     caller: str = ""
-    #: Until when that call counts as there. Its replica renews this while the call lasts.
+    #: The call counts as alive until then. Its replica renews this while the call lasts.
     caller_expires: float = 0.0
 
 
-class Usage(Struct, frozen=True):
-    """What a session's processes use, as the monitor last saw it."""
+class ResourceUsage(ServiceStruct, frozen=True):
+    """The resource usage of a session's processes in the last sample of the monitor."""
 
     sampled_at: float
     process_count: int = 0

@@ -1,5 +1,5 @@
-"""Fakes for tests of code that uses holdfast: channels in memory that can be cut, a clock moved by hand,
-processes, shells and terminals whose programs are coroutines, files that are nowhere."""
+"""Fakes for tests of code that uses holdfast: a clock moved by hand, a virtual-time loop,
+processes, shells and terminals with coroutines as programs, and files in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from holdfast.testing.fake_files import FakeFiles
 from holdfast.testing.fake_process import FakeProcess, cat, hangs, prints
 from holdfast.testing.fake_shell import FakeCommand, FakeShell, answers
 from holdfast.testing.fake_terminal import FakeTerminal, PtyStub, by_hand
-from holdfast.testing.memory import MemoryChannel, MemoryWire, memory_pair
 from holdfast.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
 
 __all__ = [
@@ -20,15 +19,12 @@ __all__ = [
     "FakeProcess",
     "FakeShell",
     "FakeTerminal",
-    "MemoryChannel",
-    "MemoryWire",
     "PtyStub",
     "VirtualTimeLoop",
     "answers",
     "by_hand",
     "cat",
     "hangs",
-    "memory_pair",
     "prints",
     "run_in_virtual_time",
 ]

@@ -1,4 +1,4 @@
-"""A clock that a test moves by hand, for whatever takes a `Clock`. Touches nothing."""
+"""A clock that a test moves by hand, for code that takes a `Clock`. Touches nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class FakeTimer:
-    """What `FakeClock.call_later` returns."""
+    """The handle that `FakeClock.call_later` returns."""
 
     def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.callback = callback
@@ -22,7 +22,7 @@ class FakeTimer:
 
 
 class FakeClock:
-    """Time that stands still until `advance`."""
+    """A clock that stands still until `advance`."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self._now = now
@@ -39,16 +39,16 @@ class FakeClock:
 
     @property
     def pending(self) -> tuple[float, ...]:
-        """In how many seconds each waiting timer is due, soonest first."""
+        """Seconds until each pending timer is due, soonest first."""
         return tuple(sorted(due - self._now for due, _, timer in self._timers if not timer.cancelled))
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock forward or back: timers are due as long from now as before."""
+        """Set the wall clock forward or back; the remaining time of every timer stays the same."""
         self._now += seconds
         self._timers = [(due + seconds, order, timer) for due, order, timer in self._timers]
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass: every timer that falls due runs at its own time, and what it set off runs to its end."""
+        """Let time pass: each due timer runs at its own time, and its consequences run to their end."""
         end = self._now + seconds
         await settle()
         while self._timers and self._timers[0][0] <= end:
@@ -61,6 +61,6 @@ class FakeClock:
 
 
 async def settle(turns: int = 20) -> None:
-    """Let the loop run what is ready. In-memory conversations need no more than a few turns a step."""
+    """Let the event loop run all ready callbacks. In-memory conversations need no more than a few turns a step."""
     for _ in range(turns):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""An `ExecApi` in memory whose programs, and whose shells' commands, are Python coroutines.
+"""An `ExecApi` in memory: programs, and the commands of shells, are Python coroutines.
 
 For tests of code that uses a sandbox: no process is started, nothing of the operating system is touched, and the
 same test does the same every time. Programs are found by the first word of the command, as in a tiny PATH.
@@ -11,8 +11,8 @@ same test does the same every time. Programs are found by the first word of the 
 
     box = Sandbox(FakeExec({"greet": greet, "true": prints(), "forever": hangs()}))
 
-A shell runs what is given for a command's whole text, else the program that its first word names, else
-`default_command`, which does not find it. Its directory and variables are what commands make of them; nothing is
+A shell runs the coroutine given for a command's whole text, else the program named by the first word, else
+`default_command`, which reports that it was not found. Commands set its directory and variables; nothing is
 parsed.
 
     async def build(command: FakeCommand) -> int:
@@ -28,11 +28,11 @@ parsed.
         "exit 3": answers(exit_code=3, exits=True),
     })
 
-On a `VirtualTimeLoop` the ten minutes take none, and `shell.run("make", timeout=60)` ends after exactly sixty
+On a `VirtualTimeLoop` the ten minutes take no time, and `shell.run("make", timeout=60)` ends after exactly sixty
 seconds.
 
-A terminal has a prompt at which the same commands are typed, unless it is given another program; and a test may do
-by hand what the program would (`fake_terminal`).
+A terminal has a prompt that takes the same commands, unless it is given another program; and a test may drive the
+terminal by hand in place of a program (`fake_terminal`).
 
     async def asks(terminal: FakeTerminal) -> int:
         terminal.prints("Password: ")
@@ -75,15 +75,16 @@ from holdfast.errors import (
     UnknownTerminal,
 )
 from holdfast.runtime.process.checks import check_run
+from holdfast.runtime.terminal.read_until import read_terminal
 from holdfast.testing.fake_files import FakeFiles
 from holdfast.testing.fake_process import FakeEventStream, FakeProcess, Program
 from holdfast.testing.fake_prompt import prompting
-from holdfast.testing.fake_pty import MARKING_SHELLS
+from holdfast.testing.fake_pty import marking_shell
 from holdfast.testing.fake_shell import (
+    CommandProgram,
     FakeCommand,
     FakeCommandStream,
     FakeShell,
-    ShellProgram,
     answers,
     not_found,
     words,
@@ -102,6 +103,7 @@ from holdfast.types import (
     ProcessSpec,
     ProcessUsage,
     ReadResult,
+    ReadUntil,
     ServerStatus,
     ShellInfo,
     ShellSpec,
@@ -123,32 +125,32 @@ _DEFAULT_READ_BYTES: Final = 1024 * 1024
 
 
 class FakeExec:
-    """Programs by name, behind the interface that every sandbox has. `retained_bytes` bounds each process's log."""
+    """An `ExecApi` with programs by name. `retained_bytes` bounds each process's log."""
 
     def __init__(
         self,
         programs: Mapping[str, Program] | None = None,
         *,
-        shell_commands: Mapping[str, ShellProgram] | None = None,
-        default_command: ShellProgram = not_found,
+        shell_commands: Mapping[str, CommandProgram] | None = None,
+        default_command: CommandProgram = not_found,
         terminal_program: TerminalProgram | None = None,
         retained_bytes: int = _EVERYTHING,
         retained_events: int = 16_384,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.programs: dict[str, Program] = dict(programs or {})
-        #: By their whole text.
-        self.shell_commands: dict[str, ShellProgram] = dict(shell_commands or {})
+        #: Coroutines of shell commands, by the whole text of the command.
+        self.shell_commands: dict[str, CommandProgram] = dict(shell_commands or {})
         self.default_command = default_command
-        #: What a shell in a terminal does; None is a prompt with the commands of shells.
+        #: The program of a shell in a terminal; None is a prompt with the commands of shells.
         self.terminal_program = terminal_program
-        #: Every spec that was started, in order.
+        #: The spec of every started process, in order.
         self.started: list[ProcessSpec] = []
-        #: Ports on which something accepts connections.
+        #: Ports that accept connections.
         self.ports: set[int] = set()
-        #: Its files, for tests to look at.
+        #: The files of this fake, for tests to inspect.
         self.files = FakeFiles()
-        #: What processes, terminals and shells use, by their ids, as `usage` is to tell it; and the pids of strays.
+        #: Resource usage by id, returned by `usage`, of processes, terminals and shells; and the pids of strays.
         self.usages: dict[str, ProcessUsage] = {}
         self.strays: tuple[int, ...] = ()
         self.closed = False
@@ -162,35 +164,35 @@ class FakeExec:
         self._pids = itertools.count(1000)
 
     def process(self, process_id: str) -> FakeProcess:
-        """The inside of a process, for tests to look at."""
+        """Return the fake process with this id, for tests to inspect."""
         try:
             return self._processes[process_id]
         except KeyError:
             raise UnknownProcess(f"no process {process_id!r}") from None
 
     def shell(self, shell_id: str) -> FakeShell:
-        """The inside of a shell, for tests to look at."""
+        """Return the fake shell with this id, for tests to inspect."""
         try:
             return self._shells[shell_id]
         except KeyError:
             raise UnknownShell(f"no shell {shell_id!r}") from None
 
     def terminal(self, terminal_id: str) -> FakeTerminal:
-        """The inside of a terminal, for tests to look at and to drive."""
+        """Return the fake terminal with this id, for tests to inspect and to drive."""
         found = self._processes.get(terminal_id)
         if not isinstance(found, FakeTerminal):
             raise UnknownTerminal(f"no terminal {terminal_id!r}")
         return found
 
     def _recorded(self, id: str) -> FakeProcess:
-        """What can be read under this id: a process, a command of a shell, or a shell's own output."""
+        """Return the readable object with this id: a process, a command of a shell, or a shell's own output."""
         if id in self._shells:
             return self._shells[id].record
         commands = (shell.find(id) for shell in self._shells.values())
         return next((command for command in commands if command is not None), None) or self.process(id)
 
     async def wait_started(self, count: int = 1) -> FakeProcess:
-        """Wait until so many processes were started; the last of them."""
+        """Wait until `count` processes were started; return the last of them."""
         while len(self.started) < count:
             self._news.clear()
             await self._news.wait()
@@ -327,7 +329,7 @@ class FakeExec:
         return tuple(self._info(process) for process in self._processes.values())
 
     async def usage(self, process_ids: Sequence[str]) -> UsageSample:
-        """What a test has put into `usages`; of others, whether they run and what they printed."""
+        """Return the entries of `usages`; for other ids, whether they run and the bytes that they printed."""
         found = (self._usage(process_id) for process_id in dict.fromkeys(process_ids))
         return UsageSample(tuple(usage for usage in found if usage is not None), self.strays)
 
@@ -370,7 +372,7 @@ class FakeExec:
         self._shells[spec.shell_id] = shell
         return shell.status()
 
-    def _find(self, text: str) -> ShellProgram:
+    def _find(self, text: str) -> CommandProgram:
         given = self.shell_commands.get(text)
         return given or self.programs.get("".join(words(text)[:1])) or self.default_command
 
@@ -390,7 +392,7 @@ class FakeExec:
         pipe_stdin: bool = False,
     ) -> ProcessInfo:
         shell = self.shell(shell_id)
-        # In its turn, as the real one asks the shell for its state.
+        # In the queue of commands, as the real shell reports its state between two commands.
         turn = FakeCommandStream(shell, shell.run(CommandSpec(secrets.token_hex(8), command), answers()))
         try:
             await anext(turn)
@@ -423,7 +425,7 @@ class FakeExec:
         if known is not None:
             return self.terminal(spec.terminal_id).describe()
         argv = spec.argv or ("/bin/bash",)
-        if argv[0].rpartition("/")[2] in MARKING_SHELLS:
+        if marking_shell(argv[0]):
             program = self.terminal_program or prompting(self._find)
         elif (found := self.programs.get(argv[0])) is not None:
             program = found
@@ -449,14 +451,11 @@ class FakeExec:
         wait: float = 0.0,
         timing: bool = False,
         marks: bool = False,
+        until: ReadUntil | None = None,
     ) -> TerminalRead:
-        terminal = self.terminal(terminal_id)
-        if wait > 0:
-            with contextlib.suppress(builtins.TimeoutError):
-                async with asyncio.timeout(wait):
-                    await terminal.news(since)
+        live = self.terminal(terminal_id).live
         limit = _DEFAULT_READ_BYTES if max_bytes is None else max_bytes
-        return terminal.read_after(since, limit, timing=timing, marks=marks)
+        return await read_terminal(live, since, limit, wait, timing=timing, marks=marks, until=until)
 
     async def run_in_terminal(
         self,
@@ -502,7 +501,7 @@ class FakeExec:
         found = (process for process in self._processes.values() if isinstance(process, FakeTerminal))
         return tuple(terminal.describe() for terminal in found)
 
-    # --- the place -----------------------------------------------------------------------------------------------
+    # --- environment ---------------------------------------------------------------------------------------------
 
     async def wait_for_port(self, port: int, *, host: str = "127.0.0.1", timeout: float = 30.0) -> None:
         if port not in self.ports:

@@ -1,7 +1,7 @@
 """`FileApi` in memory: a small file system with directories, links, modes and times, and no users or rights.
 
-For tests of code that works on a sandbox's files: nothing of the operating system is touched. A test looks at the
-files with `content` and puts some there with `put`.
+For tests of code that works on a sandbox's files: nothing of the operating system is touched. A test reads the
+files with `content` and writes files with `put`.
 
     fake = FakeExec()
     fake.files.put("/etc/motd", b"hello")
@@ -64,7 +64,7 @@ class FakeFile:
 
 
 class FakeFiles:
-    """The files by absolute path. `user` is taken and changes nothing."""
+    """Files by absolute path. The parameter `user` has no effect."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -76,7 +76,7 @@ class FakeFiles:
     # --- for tests ---------------------------------------------------------------------------------------------
 
     def put(self, path: str, data: bytes, mode: int = 0o644) -> None:
-        """A file with its directories."""
+        """Write a file and make its directories."""
         self._make_parents(_absolute(path))
         self._write(path, data, FileAttributes(mode=mode))
 
@@ -85,7 +85,7 @@ class FakeFiles:
 
     @property
     def paths(self) -> list[str]:
-        """Everything there is."""
+        """The paths of all files, directories and links."""
         return sorted(self._files)
 
     # --- FileApi -----------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class FakeFiles:
     ) -> FileInfo:
         data = bytes(self._uploads.pop(upload_id, b""))
         if len(data) != size:
-            raise file_error(errno.EIO, f"{path}: {len(data)} bytes came of {size}: write it again")
+            raise file_error(errno.EIO, f"{path}: {len(data)} of {size} bytes were received: write it again")
         return self._write(path, data, attributes or _NOTHING).info()
 
     async def abandon(self, path: str, *, upload_id: str, user: str | None = None) -> None:
@@ -249,7 +249,7 @@ class FakeFiles:
     # --- the tree ----------------------------------------------------------------------------------------------
 
     def _resolve(self, path: str, *, follow: bool = True) -> str:
-        """The path without links; the last one is followed if asked."""
+        """Return the path without links; the last link is followed if `follow` is set."""
         links = 0
         done, todo = "/", [step for step in _absolute(path).split("/") if step]
         while todo:

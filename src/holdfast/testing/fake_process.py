@@ -1,4 +1,4 @@
-"""The inside of a fake process: what its program prints and reads. In memory; touches nothing.
+"""A fake process: output and input of a program that is a coroutine. In memory; touches nothing.
 
 A program is a coroutine function: it is given its `FakeProcess` and returns its exit code.
 """
@@ -23,12 +23,12 @@ from holdfast.types import (
     TerminalSize,
 )
 
-#: What a fake program is: it is given its process and returns its exit code.
+#: A fake program: it is given its process and returns its exit code.
 Program = Callable[["FakeProcess"], Awaitable[int]]
 
 
 def prints(stdout: bytes | str = b"", stderr: bytes | str = b"", exit_code: int = 0) -> Program:
-    """A program that prints and ends."""
+    """Return a program that prints and ends."""
 
     async def program(process: FakeProcess) -> int:
         if stdout:
@@ -41,7 +41,7 @@ def prints(stdout: bytes | str = b"", stderr: bytes | str = b"", exit_code: int 
 
 
 def hangs(stdout: bytes | str = b"", ignores: Iterable[str] = ()) -> Program:
-    """A program that prints and then runs until it is killed; `ignores` names signals that do not end it."""
+    """Return a program that prints and then runs until it is killed; `ignores` names signals that do not end it."""
 
     async def program(process: FakeProcess) -> int:
         process.ignores.update(ignores)
@@ -54,14 +54,14 @@ def hangs(stdout: bytes | str = b"", ignores: Iterable[str] = ()) -> Program:
 
 
 async def cat(process: FakeProcess) -> int:
-    """A program that prints what it reads."""
+    """A program that prints its input."""
     while data := await process.read():
         process.stdout(data)
     return 0
 
 
 class FakeProcess:
-    """The inside of a fake process: what its program prints and reads, and what a test may look at."""
+    """A fake process: the output and input of its program, and the state that a test may inspect."""
 
     def __init__(self, spec: ProcessSpec, pid: int, retained_bytes: int) -> None:
         self.spec = spec
@@ -69,7 +69,7 @@ class FakeProcess:
         #: All input so far.
         self.input = b""
         self.stdin_open = spec.pipe_stdin or spec.tty
-        #: Names of signals that were sent, in order.
+        #: Names of the signals sent, in order.
         self.signals: list[str] = []
         self.signal_ids: set[str] = set()
         #: Names of signals that do not end the program.
@@ -80,7 +80,7 @@ class FakeProcess:
         self.printed: dict[Stream, int] = {"stdout": 0, "stderr": 0, "pty": 0}
         self._retained_bytes = retained_bytes
         self._kept_bytes = 0
-        #: Events before this index were dropped, if they are output.
+        #: Output events before this index were dropped.
         self._first_kept = 0
         self._taken = 0
         self._children: set[asyncio.Task[None]] = set()
@@ -90,20 +90,20 @@ class FakeProcess:
     # --- for programs ------------------------------------------------------------------------------------------
 
     def stdout(self, data: bytes | str) -> None:
-        """Print; one call is one chunk."""
+        """Print bytes to stdout; one call is one chunk."""
         self._print("pty" if self.spec.tty else "stdout", data)
 
     def stderr(self, data: bytes | str) -> None:
         self._print("pty" if self.spec.tty else "stdout" if self.spec.merge_stderr else "stderr", data)
 
     async def read(self) -> bytes:
-        """The input that was not read yet, waiting for some; empty at its end."""
+        """Wait for unread input and return it; empty at its end."""
         await self.until(lambda: len(self.input) > self._taken or not self.stdin_open)
         data, self._taken = self.input[self._taken :], len(self.input)
         return data
 
     async def read_line(self) -> bytes:
-        """One line of input, or what is left of it at the end."""
+        """Wait for one line of input, or the rest at its end."""
         await self.until(lambda: b"\n" in self.input[self._taken :] or not self.stdin_open)
         rest = self.input[self._taken :]
         end = rest.find(b"\n") + 1 or len(rest)
@@ -115,7 +115,7 @@ class FakeProcess:
         await asyncio.sleep(seconds)
 
     def leave_behind(self, child: Coroutine[Any, Any, None]) -> None:
-        """A child that holds the streams: they are closed when it has ended too."""
+        """Add a child that holds the streams: they are closed when it has ended too."""
         task = asyncio.get_running_loop().create_task(child)
         self._children.add(task)
         task.add_done_callback(self._child_ended)
@@ -137,7 +137,7 @@ class FakeProcess:
             self.notify()
 
     def kill(self, signal: str) -> None:
-        """The program ends by a signal."""
+        """End the program by a signal."""
         if self._main is not None:
             self._main.cancel()
         self.end(ExitStatus(128 + signals.Signals[f"SIG{signal}"], f"SIG{signal}"))
@@ -155,7 +155,7 @@ class FakeProcess:
         return bool(self._children)
 
     def notify(self) -> None:
-        """Wake everybody who waits for a change."""
+        """Wake every waiter for a change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -164,7 +164,7 @@ class FakeProcess:
             await self._changed.wait()
 
     def after(self, seq: int) -> tuple[list[OutputGap], list[ProcessEvent]]:
-        """What follows a position: first what is no longer kept of each stream, then the rest."""
+        """Return the events after a position: first a gap for the dropped part of each stream, then the rest."""
         lost: dict[Stream, OutputGap] = {}
         for event in self.log[seq : self._first_kept]:
             if isinstance(event, OutputChunk):
@@ -199,7 +199,7 @@ class FakeProcess:
 
 
 class FakeEventStream:
-    """A reader of one fake process."""
+    """A reader of one fake process's events."""
 
     def __init__(self, process: FakeProcess, after_seq: int) -> None:
         self._process = process
@@ -209,7 +209,7 @@ class FakeEventStream:
 
     @property
     def has_more(self) -> bool:
-        """Whether the next event is there."""
+        """Whether the next event is available."""
         return bool(self._next) or len(self._process.log) > self._seq
 
     def __aiter__(self) -> FakeEventStream:

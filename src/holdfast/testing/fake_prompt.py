@@ -1,6 +1,6 @@
-"""What a fake terminal runs if it is given no other program: a shell's prompt, with commands that are coroutines.
+"""The default program of a fake terminal: a shell's prompt, with commands that are coroutines.
 
-A command is found as in a fake shell (`fake_shell`). It prints to the terminal, and what is typed while it runs is
+A command is found as in a fake shell (`fake_shell`). It prints to the terminal, and bytes typed while it runs are
 its input. In memory; touches nothing.
 """
 
@@ -11,13 +11,13 @@ import shlex
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.testing.fake_shell import FakeCommand, ShellProgram, words
+from holdfast.testing.fake_shell import CommandProgram, FakeCommand, words
 from holdfast.testing.fake_terminal import FakeTerminal, TerminalProgram
 from holdfast.types import CommandSpec, ExitStatus, ProcessSpec, Stream
 
 _INTERRUPT: Final = 0x03
 _END_OF_INPUT: Final = 0x04
-#: No command that was typed is a lone newline.
+#: Stands for an interrupted line: no typed command is a lone newline.
 _INTERRUPTED: Final = b"\n"
 _CLEAR_LINE: Final = 0x15
 _QUOTE: Final = 0x16
@@ -28,7 +28,7 @@ _ENDING_SIGNALS: Final = ("HUP", "INT", "QUIT", "KILL", "TERM")
 
 
 class TypedCommand(FakeCommand):
-    """A command that was typed at the prompt of a fake terminal: it prints there, and reads what is typed there."""
+    """A command typed at the prompt of a fake terminal: the terminal is its output and its input."""
 
     def __init__(self, terminal: FakeTerminal, text: str) -> None:
         asked = CommandSpec(f"{terminal.spec.process_id}-{len(terminal.input)}", text)
@@ -52,7 +52,7 @@ class TypedCommand(FakeCommand):
         self.terminal.stops_reading()
 
     def take(self, typed: bytes) -> None:
-        """Somebody typed this while it runs: keys that are signals are, and a line ends as a program reads it."""
+        """Input while a command runs: signal keys become signals, and lines end as a program reads them."""
         for byte in typed:
             if byte == _INTERRUPT:
                 self.terminal.prints("^C")
@@ -79,10 +79,10 @@ class TypedCommand(FakeCommand):
         self.terminal.prints(raw.replace(b"\n", b"\r\n"))
 
 
-class Prompt:
+class FakePrompt:
     """A shell at its prompt. Edits a line, runs it, and shows the prompt again."""
 
-    def __init__(self, terminal: FakeTerminal, find: Callable[[str], ShellProgram], prompt: str) -> None:
+    def __init__(self, terminal: FakeTerminal, find: Callable[[str], CommandProgram], prompt: str) -> None:
         self._terminal = terminal
         self._find = find
         self._prompt = prompt
@@ -131,7 +131,7 @@ class Prompt:
         return command
 
     async def _read_command(self) -> bytes | None:
-        """A whole command; None at the end of input, and `_INTERRUPTED` after Ctrl-C."""
+        """Return a whole command; None at the end of input, and `_INTERRUPTED` after Ctrl-C."""
         self._line = b""
         while True:
             typed, self._unread = self._unread or await self._terminal.read(), b""
@@ -169,11 +169,11 @@ class Prompt:
             self._terminal.type(bytes([_INTERRUPT]))
 
 
-def prompting(find: Callable[[str], ShellProgram], prompt: str = "$ ") -> TerminalProgram:
-    """A shell whose commands are what `find` gives for their text."""
+def prompting(find: Callable[[str], CommandProgram], prompt: str = "$ ") -> TerminalProgram:
+    """Return a shell program that finds the coroutine of a command by its text with `find`."""
 
     async def program(terminal: FakeTerminal) -> int:
-        return await Prompt(terminal, find, prompt).run()
+        return await FakePrompt(terminal, find, prompt).run()
 
     return program
 
@@ -187,7 +187,7 @@ def _is_complete(line: bytes) -> bool:
 
 
 def _shown(typed: bytes) -> bytes:
-    """How a terminal echoes it."""
+    """The text that a terminal echoes for a line."""
     return b"".join(
         b"\r\n" if byte in _ENTER else b"" if byte < 0x20 and byte != 0x09 else bytes([byte]) for byte in typed
     )

@@ -1,6 +1,6 @@
-"""What stands under a fake terminal in place of a process on a PTY, and the real terminal that is put upon it.
+"""A stub in place of a process on a PTY, and the real terminal implementation on top of it.
 
-Only what asks the operating system is replaced: who waits for input, signals, the working directory, the time. In
+Only calls to the operating system are replaced: input waits, signals, the working directory, the time. In
 memory; touches nothing.
 """
 
@@ -15,21 +15,26 @@ import msgspec
 from holdfast.config import ExecServerConfig
 from holdfast.runtime.terminal.input_wait import InputState
 from holdfast.runtime.terminal.live import LiveTerminal
+from holdfast.runtime.terminal.shell_integration import integrate
 from holdfast.types import ExitStatus, TerminalSize, TerminalStatus
 
 if TYPE_CHECKING:
     from holdfast.runtime.process.process import ManagedProcess
     from holdfast.testing.fake_terminal import FakeTerminal
 
-#: The secret of every fake terminal: a test that forges a mark must not use it.
+#: The nonce of every fake terminal's marks: a test that forges a mark must not use it.
 NONCE: Final = "0123456789abcdef" * 2
-#: Those that can mark their prompts, as in a sandbox.
-MARKING_SHELLS: Final = ("bash", "zsh")
 EVERYTHING: Final = 1 << 62
 
 
+def marking_shell(path: str) -> str:
+    """Return the name of the shell at `path` if it can mark its prompts in a sandbox, else an empty string."""
+    shell = integrate(path, (path,), directory="/", nonce=NONCE, login=False, environment={})
+    return shell.kind if shell else ""
+
+
 class MemoryLog:
-    """An output log in memory: of more than `retained_bytes`, the first half and the last half of so many."""
+    """An output log in memory: over `retained_bytes`, the first half and the last half are kept."""
 
     def __init__(self, retained_bytes: int = EVERYTHING) -> None:
         self._head = retained_bytes // 2
@@ -51,7 +56,7 @@ class MemoryLog:
             self.lost_start, self.lost_end = len(self._first), self.end - len(self._last)
 
     def read(self, offset: int, length: int) -> bytes:
-        """As the real one: up to where something is lost, and nothing from inside of that."""
+        """As in the real log: up to the start of a lost range, and nothing from inside of it."""
         if length <= 0 or self.lost_start <= offset < self.lost_end:
             return b""
         if offset < len(self._first):
@@ -63,7 +68,7 @@ class MemoryLog:
         return self._last[start : start + length]
 
     def tail(self, start: int, end: int, max_bytes: int) -> tuple[bytes, bool]:
-        """The latest `max_bytes` of a range, as far as they are kept, and whether that is less than all of it."""
+        """The latest `max_bytes` of a range, as far as they are kept, and whether the range is cut."""
         wanted = end - start
         start = max(start, end - max_bytes)
         data = self.read(start, end - start)
@@ -73,11 +78,11 @@ class MemoryLog:
 
 
 class _Input:
-    """What `LiveTerminal` types with."""
+    """The writer through which `LiveTerminal` types."""
 
     def __init__(self, terminal: FakeTerminal) -> None:
         self._terminal = terminal
-        #: Not called: whatever is typed at the stub is told, by whomever.
+        #: Not called: the stub reports all input itself.
         self.on_put: Callable[[bytes], None] | None = None
 
     @property
@@ -91,12 +96,23 @@ class _Input:
         self._terminal.type(data, write_id)
 
 
+class _Recorder:
+    """Records nothing."""
+
+    key: Final = 0
+    printed_at = 0.0
+
+    def terminal_event(self, event: object) -> None:
+        """Ignore an event."""
+
+    terminal_checkpoint = delay_checkpoint = terminal_event
+
+
 class _Pty:
-    """What `LiveTerminal` wants of a process."""
+    """The process interface that `LiveTerminal` needs."""
 
     terminal: Final = -1
     watcher: object = None
-    notes: None = None
 
     def __init__(self, stub: FakeTerminal) -> None:
         self._stub = stub
@@ -105,6 +121,7 @@ class _Pty:
         self.pid = stub.pid
         self.cwd = stub.cwd
         self.started_at = stub.started_at
+        self.recorder = _Recorder()
 
     @property
     def size(self) -> TerminalSize:
@@ -126,7 +143,7 @@ class _Pty:
         return 0
 
     def take_what_is_there(self) -> None:
-        """What is printed is in the log at once."""
+        """The stub appends output to the log at once."""
 
     def print_late(self, data: bytes) -> None:
         self._stub._show(data)
@@ -146,11 +163,10 @@ class _Pty:
 
 
 class ScriptedTerminal(LiveTerminal):
-    """The real terminal over a stub: only what asks the operating system is another."""
+    """The real terminal over a stub: only calls to the operating system are replaced."""
 
     def __init__(self, stub: FakeTerminal, argv: tuple[str, ...], retained_events: int) -> None:
         self._stub = stub
-        kind = argv[0].rpartition("/")[2]
 
         async def end_process(process: ManagedProcess, grace: float) -> None:
             stub._stop_program()
@@ -160,7 +176,7 @@ class ScriptedTerminal(LiveTerminal):
         super().__init__(
             stub.asked,
             argv,
-            integration=kind if stub.asked.integration and kind in MARKING_SHELLS else "",
+            integration=marking_shell(argv[0]) if stub.asked.integration else "",
             nonce=NONCE,
             config=ExecServerConfig(retained_terminal_events=retained_events),
             end_process=end_process,
@@ -174,9 +190,9 @@ class ScriptedTerminal(LiveTerminal):
             super().status(look=look), foreground=self._stub.foreground, foreground_pid=self._stub.pid
         )
 
-    def look_again(self) -> None:
-        self._look()
-        self._tell()
+    def update_input(self) -> None:
+        self._query_input()
+        self._notify()
 
     def typed_in(self, data: bytes) -> None:
         self._on_typed(data)
@@ -184,7 +200,7 @@ class ScriptedTerminal(LiveTerminal):
     def _cwd(self) -> str:
         return self._stub.cwd
 
-    def _ask(self) -> InputState:
+    def _probe_input(self) -> InputState:
         stub = self._stub
         pid = stub.pid if stub.status is None else None
         return InputState(stub.is_awaited, pid, stub.echo, stub.canonical)
@@ -196,7 +212,7 @@ class ScriptedTerminal(LiveTerminal):
         self._stub.signalled(number.name.removeprefix("SIG"))
 
     def _hang_up(self) -> None:
-        """The shell too, and not only what it runs."""
+        """Also the shell, and not only its foreground command."""
         self._stub.signalled("HUP")
         if not self.is_over and "HUP" not in self._stub.ignores:
             self._stub.kill("HUP")

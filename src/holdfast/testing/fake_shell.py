@@ -1,7 +1,7 @@
-"""The inside of a fake shell: a queue of commands that are coroutines. In memory; touches nothing.
+"""A fake shell: a queue of commands that are coroutines. In memory; touches nothing.
 
 A command is a program like any other (`fake_process`), and is given a `FakeCommand`: a process that also has the
-shell's directory and variables. What it changes of them, the next command finds; `exit` closes the shell.
+shell's directory and variables. Changes to them last for the next command; `exit` closes the shell.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
-from holdfast.errors import HoldfastError, ShellClosed
+from holdfast.errors import EXIT_INTERRUPTED, EXIT_TIMED_OUT, HoldfastError, ShellClosed
 from holdfast.testing.fake_process import FakeEventStream, FakeProcess
 from holdfast.types import (
     CommandEnded,
@@ -30,13 +30,11 @@ from holdfast.types import (
     Stream,
 )
 
-#: How long a command that ignores TERM lives on when it is interrupted; as the setting of a server.
+#: Seconds that an interrupted command may ignore TERM before KILL; as the server's setting.
 INTERRUPT_GRACE_SECONDS: Final = 2.0
-TIMED_OUT: Final = 124
-INTERRUPTED: Final = 130
 
-#: What a command in a fake shell is. Every `Program` is one.
-ShellProgram = Callable[["FakeCommand"], Awaitable[int]]
+#: A command in a fake shell. Every `Program` is one.
+CommandProgram = Callable[["FakeCommand"], Awaitable[int]]
 
 
 def answers(
@@ -47,8 +45,8 @@ def answers(
     cwd: str | None = None,
     variables: Mapping[str, str] | None = None,
     exits: bool = False,
-) -> ShellProgram:
-    """A command that prints and ends; it may leave the shell in another directory, set variables, or exit."""
+) -> CommandProgram:
+    """Return a command that prints and ends; it may change the shell's directory, set variables, or exit."""
 
     async def program(command: FakeCommand) -> int:
         if stdout:
@@ -64,33 +62,33 @@ def answers(
 
 
 async def not_found(command: FakeCommand) -> int:
-    """What a shell does with a command that it does not know."""
+    """The answer of a shell to an unknown command."""
     words = command.spec.argv
     command.stderr(f"{words[0]}: command not found\n" if words else "")
     return 127 if words else 0
 
 
 class FakeCommand(FakeProcess):
-    """The inside of a command in a fake shell, or of a process that was started with a shell's state."""
+    """A command in a fake shell, or a process that was started with a shell's state."""
 
     def __init__(
         self, asked: CommandSpec, spec: ProcessSpec, pid: int, retained_bytes: int, shell: FakeShell | None = None
     ) -> None:
         super().__init__(spec, pid, retained_bytes)
-        #: As it was given; `spec.argv` has its words.
+        #: The text as it was given; `spec.argv` has its words.
         self.asked = asked
         self.input = asked.input or b""
-        #: The shell's, once it began: it may change both.
+        #: Directory and variables of the shell, once the command began: it may change both.
         self.cwd = spec.cwd or ""
         self.variables: dict[str, str] = {}
-        #: Whether the shell ends with it.
+        #: Whether the shell ends with this command.
         self.exits = False
-        #: Where it runs; None for a process of its own.
+        #: The shell of this command; None for a process of its own.
         self.shell = shell
-        #: Runs in place of what the shell would find.
-        self.program: ShellProgram | None = None
+        #: Runs in place of the coroutine that the shell would find.
+        self.program: CommandProgram | None = None
         self.ended: CommandEnded | None = None
-        #: Why it did not run.
+        #: The reason why it did not run.
         self.error: HoldfastError | None = None
         self.began = 0.0
         self.timed_out = False
@@ -100,19 +98,19 @@ class FakeCommand(FakeProcess):
 
     @property
     def env(self) -> dict[str, str]:
-        """The shell's variables, under those that were given for this command alone."""
+        """The shell's variables, overridden by those given for this command alone."""
         return {**self.variables, **(self.asked.env or {})}
 
     def change_directory(self, path: str) -> None:
         self.cwd = posixpath.normpath(posixpath.join(self.cwd, path))
 
     def exit(self, code: int = 0) -> int:
-        """The shell ends when the command returns: `return command.exit(3)`."""
+        """End the shell when the command returns: `return command.exit(3)`."""
         self.exits = True
         return code
 
     def leave_behind(self, child: Coroutine[Any, Any, None]) -> None:
-        """A background job: what it prints after the command's end is the shell's, and it ends with the shell."""
+        """Add a background job: its output after the command's end is the shell's, and it ends with the shell."""
         if self.shell is None:
             super().leave_behind(child)
         else:
@@ -127,7 +125,7 @@ class FakeCommand(FakeProcess):
                 self.shell.command_over(self, status)
 
     def refuse(self, error: HoldfastError) -> None:
-        """It will not run."""
+        """Mark the command as one that will not run."""
         self.error = error
         self.notify()
 
@@ -139,14 +137,16 @@ class FakeCommand(FakeProcess):
 
 
 class FakeShell:
-    """The inside of a fake shell, and what a test may look at. Commands run one after the other, in their order."""
+    """A fake shell, and the state that a test may inspect. Commands run one after the other, in their order."""
 
-    def __init__(self, spec: ShellSpec, pid: int, retained_bytes: int, find: Callable[[str], ShellProgram]) -> None:
+    def __init__(
+        self, spec: ShellSpec, pid: int, retained_bytes: int, find: Callable[[str], CommandProgram]
+    ) -> None:
         self.spec = spec
         self.pid = pid
         self.path = spec.shell if spec.shell and "/" in spec.shell else f"/bin/{spec.shell or 'sh'}"
         self.state: ShellState = "idle"
-        #: Why it is closed.
+        #: The reason why the shell is closed.
         self.reason = ""
         self.cwd = spec.cwd or "/fake"
         self.variables: dict[str, str] = dict(spec.env or {})
@@ -154,7 +154,7 @@ class FakeShell:
         self.queue: deque[FakeCommand] = deque()
         #: Every command that ran, in order.
         self.ran: list[CommandSpec] = []
-        #: What background jobs print after their command has ended, under the shell's id.
+        #: Output of background jobs after their command has ended, under the shell's id.
         self.record = FakeProcess(ProcessSpec(spec.shell_id, (self.path,)), pid, retained_bytes)
         self._retained_bytes = retained_bytes
         self._find = find
@@ -186,13 +186,13 @@ class FakeShell:
         )
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for something to hold of the shell: `await shell.until(lambda: len(shell.queue) == 2)`."""
+        """Wait until a condition holds: `await shell.until(lambda: len(shell.queue) == 2)`."""
         await self.record.until(holds)
 
     # --- commands ----------------------------------------------------------------------------------------------
 
-    def run(self, spec: CommandSpec, program: ShellProgram | None = None) -> FakeCommand:
-        """Queue a command; the same id again is the same command."""
+    def run(self, spec: CommandSpec, program: CommandProgram | None = None) -> FakeCommand:
+        """Queue a command; a repeated id returns the same command."""
         known = self._commands.get(spec.command_id)
         if known is not None:
             return known
@@ -212,7 +212,7 @@ class FakeShell:
         return self._commands.get(command_id)
 
     def withdraw(self, command: FakeCommand) -> None:
-        """Its caller gave up: one that waits is taken out, one that runs is interrupted."""
+        """Withdraw a command for its caller: one that waits leaves the queue, one that runs is interrupted."""
         if command in self.queue:
             self.queue.remove(command)
             command.refuse(ShellClosed("taken out of the queue: its caller gave up"))
@@ -239,7 +239,7 @@ class FakeShell:
         command.run(lambda _: program(command))
 
     def command_over(self, command: FakeCommand, status: ExitStatus) -> None:
-        """Called by the command."""
+        """Report that a command has returned; called by the command."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -253,7 +253,7 @@ class FakeShell:
         if self._closing:
             self.state, self.reason = "closed", "closed"
         elif command.stopped:
-            code = TIMED_OUT if command.timed_out else INTERRUPTED
+            code = EXIT_TIMED_OUT if command.timed_out else EXIT_INTERRUPTED
         elif command.exits:
             self.state, self.reason = "closed", f"exited with code {code}"
         command.ended = CommandEnded(
@@ -273,7 +273,7 @@ class FakeShell:
     # --- ending one --------------------------------------------------------------------------------------------
 
     async def interrupt(self, interrupt_id: str | None = None) -> bool:
-        """End the command that runs; False if none does. The same `interrupt_id` again means the same command."""
+        """Interrupt the running command; False if none runs. A repeated `interrupt_id` means the same command."""
         command = self.current
         if interrupt_id is not None:
             command = self._interrupts.setdefault(interrupt_id, command)
@@ -355,7 +355,7 @@ class FakeCommandStream:
         return command.ended
 
     async def aclose(self) -> None:
-        """Withdraw it, if it has not ended."""
+        """Withdraw the command, if it has not ended."""
         if not self._over:
             self._over = True
             self._shell.withdraw(self._command)
@@ -363,7 +363,7 @@ class FakeCommandStream:
 
 
 def words(command: str) -> tuple[str, ...]:
-    """As a shell would split a plain command; one with an open quote is one word."""
+    """Split a plain command as a shell would; one with an open quote is one word."""
     try:
         return tuple(shlex.split(command))
     except ValueError:
@@ -371,7 +371,7 @@ def words(command: str) -> tuple[str, ...]:
 
 
 def _end(command: FakeCommand, grace: float) -> None:
-    """TERM, and KILL after the grace if it ignores that."""
+    """Send TERM, and KILL after the grace period if the command ignores it."""
     command.signals.append("TERM")
     if "TERM" not in command.ignores:
         command.kill("TERM")

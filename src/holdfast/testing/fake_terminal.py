@@ -1,7 +1,7 @@
-"""The PTY stub: a terminal whose program is a script of the test. In memory; touches nothing of the machine.
+"""The PTY stub: a terminal with a script of the test as its program. In memory; touches nothing of the machine.
 
-Everything above the PTY is the real thing: what the stub prints goes through the server's own filter of marks,
-state machine and timeline. So prompts, gaps, positions and replay are what a sandbox would tell, every time.
+Everything above the PTY is the real code: the stub's output goes through the server's own filter of marks,
+state machine and timeline. So prompts, gaps, positions and replay are those of a real sandbox, every time.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from holdfast.types import (
     TerminalWait,
 )
 
-#: What a program in a fake terminal is: it is given its terminal and returns its exit code.
+#: A program in a fake terminal: it is given its terminal and returns its exit code.
 TerminalProgram = Callable[["FakeTerminal"], Awaitable[int]]
 
 _LINE_END: Final = re.compile(rb"\r\n?|\n")
 
 
 async def by_hand(terminal: FakeTerminal) -> int:
-    """A program that does nothing: the test says what happens, and when it ends."""
+    """A program that does nothing: the test drives the terminal, and ends it."""
     await asyncio.get_running_loop().create_future()
     return 0
 
 
 class FakeTerminal(FakeProcess):
-    """The inside of a fake terminal: what its program prints and reads, and what a test may look at.
+    """A fake terminal: the output and input of its program, and the state that a test may inspect.
 
-    It is a fake process, too. Made by `FakeExec.open_terminal`, or by itself in a running loop: `PtyStub()`.
+    A fake terminal is a fake process, too. `FakeExec.open_terminal` makes one, or `PtyStub()` in a running loop.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class FakeTerminal(FakeProcess):
         )
         super().__init__(process, pid, retained_bytes)
         self.asked = spec
-        #: What each call typed, in order; `input` has all of it in one.
+        #: The bytes that each call typed, in order; `input` has all of them joined.
         self.typed: list[bytes] = []
-        #: The shell's own, for programs that have such things.
+        #: Directory and variables of the shell, for programs that have them.
         self.cwd = spec.cwd or "/fake"
         self.variables: dict[str, str] = dict(spec.env or {})
         self.foreground: str | None = argv[0].rpartition("/")[2]
         self.echo = True
         self.canonical = True
-        #: Bytes that were sent and that the terminal has not taken: set it to make the queue busy.
+        #: Bytes sent that the terminal has not taken: set it to make the queue busy.
         self.input_queued = 0
-        #: Called with each line that is typed, without its end.
+        #: Called with each typed line, without its end.
         self.on_line: Callable[[bytes], None] | None = None
-        #: Called with the name of each signal that the foreground gets; the default is that it ends the program.
+        #: Called with the name of each signal to the foreground; the default ends the program.
         self.on_signal: Callable[[str], None] | None = None
         self.pty_log = MemoryLog(retained_bytes)
         self._reading = False
@@ -96,57 +96,57 @@ class FakeTerminal(FakeProcess):
     # --- for scripts: what the program does --------------------------------------------------------------------
 
     def prints(self, data: bytes | str) -> None:
-        """Print these bytes as one read of the PTY gives them. They may hold marks, whole or cut."""
+        """Print these bytes as one read of the PTY returns them. They may hold marks, whole or cut."""
         raw = data.encode() if isinstance(data, str) else data
         self._show(self.live.printed(raw))
         self.notify()
 
     def mark(self, letter: str, argument: str | int | None = None) -> bytes:
-        """The bytes by which this terminal's shell says something (`A`, `B`, `C`, `D` with a status, `P`)."""
+        """The bytes of one mark of this terminal's shell (`A`, `B`, `C`, `D` with a status, `P`)."""
         middle = "" if argument is None else f";{argument}"
         return f"\x1b]133;{letter}{middle};{NONCE}\x07".encode()
 
     def shows_prompt(self, prompt: str = "$ ", *, exit_code: int = 0) -> None:
-        """The command ended with this status, if one ran, and the prompt is shown. Its shell waits for input."""
+        """End the running command, if any, with this status, and show the prompt; the shell waits for input."""
         self.echo = self.canonical = False  # a line editor does both itself
         self.prints(self.mark("D", exit_code) + self.mark("A") + prompt.encode() + self.mark("B"))
         self.reads()
 
     def starts_command(self, typed: bytes | str = b"") -> None:
-        """The shell shows what was typed, leaves its line editor and runs it."""
+        """The shell echoes the line, leaves its line editor and runs the command."""
         raw = typed.encode() if isinstance(typed, str) else typed
         self.stops_reading()
         self.echo = self.canonical = True
         self.prints(raw + b"\r\n" + self.mark("C"))
 
     def shows_continuation(self, prompt: str = "> ") -> None:
-        """The shell asks for the rest of a command."""
+        """The shell shows its continuation prompt."""
         self.prints(prompt.encode() + self.mark("P"))
         self.reads()
 
     def reads(self, *, echo: bool | None = None, canonical: bool | None = None) -> None:
-        """A program waits for input, until something is typed. A password prompt: `reads(echo=False)`."""
+        """The program waits for input, until something is typed. A password prompt: `reads(echo=False)`."""
         self.echo = self.echo if echo is None else echo
         self.canonical = self.canonical if canonical is None else canonical
         self._reading = True
         self._looked()
 
     def stops_reading(self) -> None:
-        """Nobody waits for input any more."""
+        """The program no longer waits for input."""
         self._reading = False
         self._looked()
 
     def exits(self, code: int = 0) -> None:
-        """Its program ends by itself."""
+        """End the program with an exit code."""
         self._stop_program()
         self.end(ExitStatus(code))
 
     def crashes(self, signal: str = "KILL") -> None:
-        """Its program is killed."""
+        """Kill the program by a signal."""
         self.kill(signal.upper().removeprefix("SIG"))
 
     async def read(self) -> bytes:
-        """What was typed and not read yet, waiting for some."""
+        """Wait for typed bytes that are not read yet, and return them."""
         while not self.has_unread:
             self.reads()
             await self._changed.wait()
@@ -155,16 +155,16 @@ class FakeTerminal(FakeProcess):
 
     @property
     def has_unread(self) -> bool:
-        """Whether something was typed that was not read."""
+        """Whether typed bytes are unread."""
         return len(self.input) > self._taken
 
     def take(self) -> bytes:
-        """What was typed and not read yet, which may be nothing."""
+        """Return the typed bytes that are not read yet, perhaps none."""
         data, self._taken = self.input[self._taken :], len(self.input)
         return data
 
     async def read_line(self) -> bytes:
-        """One line without its end, waiting until it is typed."""
+        """Wait for one typed line and return it without its end."""
         while (end := _LINE_END.search(self.input, self._taken)) is None:
             self.reads()
             await self._changed.wait()
@@ -178,7 +178,7 @@ class FakeTerminal(FakeProcess):
         self.run(cast(Program, program))
 
     def type(self, data: bytes, write_id: str | None = None) -> None:
-        """Somebody typed this."""
+        """Receive typed bytes."""
         if self.status is not None:
             raise TerminalClosed(f"terminal {self.spec.process_id!r} is closed: {self.live.reason}")
         if write_id is not None:
@@ -203,7 +203,7 @@ class FakeTerminal(FakeProcess):
         self.live.resized(size)
 
     def signalled(self, name: str) -> None:
-        """What is in the foreground gets a signal."""
+        """Signal the foreground program."""
         self.signals.append(name)
         self.live.signalled(signal.Signals[f"SIG{name}"])
         if self.on_signal is not None:
@@ -217,10 +217,6 @@ class FakeTerminal(FakeProcess):
 
     def read_after(self, since: int, max_bytes: int, *, timing: bool = False, marks: bool = False) -> TerminalRead:
         return self.live.read(since, max_bytes, timing=timing, marks=marks)
-
-    async def news(self, since: int) -> None:
-        """Until there is something after a position."""
-        await self.live.wait_news(since)
 
     async def wait_until(self, until: TerminalWait, timeout: float | None, changes: int = 0) -> bool:
         return await self.live.wait(until, timeout, changes)
@@ -246,7 +242,7 @@ class FakeTerminal(FakeProcess):
             self.notify()
 
     def _stop_program(self) -> None:
-        # A program that says so itself goes on to its return: there is nothing to stop.
+        # A program that ended itself goes on to its return: there is nothing to stop.
         if self._main is not None and self._main is not asyncio.current_task():
             self._main.cancel()
 
@@ -256,12 +252,12 @@ class FakeTerminal(FakeProcess):
             super()._print("pty", data)
 
     def _print(self, stream: Stream, data: bytes | str) -> None:
-        """`stdout` and `stderr` of programs that were written for a fake process."""
+        """The `stdout` and `stderr` methods of programs written for a fake process."""
         raw = data.encode() if isinstance(data, str) else data
         self.prints(raw.replace(b"\n", b"\r\n"))
 
     def _looked(self) -> None:
-        self.live.look_again()
+        self.live.update_input()
         self.notify()
 
     @property
@@ -273,5 +269,5 @@ class FakeTerminal(FakeProcess):
         return self._now()
 
 
-#: The name of it in the design of terminals.
+#: The name of `FakeTerminal` in the design of terminals.
 PtyStub = FakeTerminal

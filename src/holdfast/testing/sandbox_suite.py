@@ -1,4 +1,4 @@
-"""What every sandbox must do, as plain checks that need no test framework: run them over a `Place` of your own.
+"""Checks of a sandbox, which need no test framework: run them over a `SandboxTarget` of your own.
 
 Each check is a coroutine function in `CHECKS`; it gets a connected `Sandbox` and the `Subject` that it was made
 from, and raises AssertionError. They need a POSIX shell and common programs inside, and leave nothing running.
@@ -15,7 +15,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
-from holdfast.client.connection import Dial
+from holdfast.client.channel_connection import Dial
 from holdfast.client.dial import dialer
 from holdfast.client.exec_remote import Completed, ExecRemoteOptions, StderrChunk, StdoutChunk
 from holdfast.client.process import Process
@@ -28,40 +28,40 @@ from holdfast.errors import (
     TimeoutError,
     UnknownProcess,
 )
-from holdfast.sandboxes.sandbox_kind import Place
+from holdfast.sandboxes.target import SandboxTarget
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.types import OutputChunk, OutputGap, TerminalSize
 
 #: Nothing here takes long; this turns a hang into a failure.
 PATIENCE_SECONDS: Final = 60.0
-#: What `exec` keeps of each stream.
+#: The bound of `exec` for each stream.
 KEPT_BYTES: Final = 10 * 1024 * 1024
-#: For commands that are to time out: the first should do; on a machine that is slow to start them, the next.
+#: Timeouts for commands that are to time out: the first should do; on a machine that starts them slowly, the next.
 TIMEOUTS: Final = (0.15, 1.0, 10.0)
-#: Every byte there is, in an order that no text codec survives.
+#: All 256 byte values, in an order that no text codec survives.
 BINARY: Final = bytes(range(256)) * 400
 
 
 class Subject:
-    """A sandbox to be checked: `make` gives its place, as often as it is asked.
+    """A sandbox to be checked: each call of `make` returns a place of it.
 
-    `keeps_processes` says that processes run on when the last connection is closed; a jail that ends with its
-    connection does not.
+    `keeps_processes`: processes run on when the last connection is closed; those of a jail that ends with its
+    connection do not.
     """
 
-    def __init__(self, make: Callable[[], Place], *, keeps_processes: bool = True) -> None:
+    def __init__(self, make: Callable[[], SandboxTarget], *, keeps_processes: bool = True) -> None:
         self._make = make
         self.keeps_processes = keeps_processes
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[Sandbox]:
-        """Another connection to it."""
+        """Open another connection to the sandbox."""
         async with connect(self._make()) as box:
             yield box
 
     @contextlib.asynccontextmanager
     async def connect_and_cut(self) -> AsyncIterator[tuple[Sandbox, Callable[[], None]]]:
-        """Another connection, and a function that breaks its channel."""
+        """Open another connection; yield it and a function that breaks its channel."""
         place = _Cut(self._make())
         async with connect(place) as box:
             yield box, place.cut
@@ -70,8 +70,8 @@ class Subject:
 Check = Callable[[Sandbox, Subject], Awaitable[None]]
 
 
-class AddressPlace(Place):
-    """A server that is there already, at an address such as `local` or `unix:/path`."""
+class AddressPlace(SandboxTarget):
+    """A running server, at an address such as `local` or `unix:/path`."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -81,10 +81,10 @@ class AddressPlace(Place):
         return await self._dial(receiver)
 
 
-class _Cut(Place):
-    """A place whose channel can be broken from outside, as if its carrier had died."""
+class _Cut(SandboxTarget):
+    """A place with a channel that can be broken from outside, as if its carrier had died."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: SandboxTarget) -> None:
         self._place = place
         self.address = place.address
         self.handshake_seconds = place.handshake_seconds
@@ -96,9 +96,6 @@ class _Cut(Place):
     async def dial(self, receiver: Receiver) -> Channel:
         self._channel = await self._place.dial(receiver)
         return self._channel
-
-    def may_try_again(self) -> bool:
-        return self._place.may_try_again()
 
     async def aclose(self) -> None:
         await self._place.aclose()
@@ -328,7 +325,7 @@ async def a_terminal_runs_commands(box: Sandbox, subject: Subject) -> None:
             done = await terminal.run("stty size; (exit 5)", timeout=PATIENCE_SECONDS)
             assert (done.output.strip(), done.exit_code) == ("30 100", 5), done
             return
-        # A shell that marks no prompts: its own arithmetic tells the answer from the echo of the question.
+        # A shell that marks no prompts: the result of arithmetic differs from the echo of the command.
         await terminal.send("echo $((6 * 7))-answer\r")
         seen = b""
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -392,7 +389,7 @@ async def what_a_process_uses_is_told_with_all_that_it_started(box: Sandbox, sub
     async with _started(box, "(sh -c 'echo $$; exec sleep 1000' &); echo $$; exec cat") as process:
         found = await process.wait_for_output(re.compile(rb"(\d+)\s+(\d+)\s"), timeout=PATIENCE_SECONDS)
         (usage,) = (await box.usage([process.id, "nobody"])).usages
-        # Inside of it pids are its own, and so are those that its server tells.
+        # A sandbox has its own pids, and its server reports those.
         assert usage.pids == tuple(sorted(map(int, found.text.split()))), (usage, found)
         assert (usage.running, usage.process_count, usage.printed_bytes) == (True, 2, len(found.data)), usage
         assert usage.memory_bytes > 0
@@ -404,7 +401,7 @@ async def nothing_is_left(box: Sandbox, subject: Subject) -> None:
     assert (status.processes_running, status.shells, status.terminals) == (0, 0, 0), status
 
 
-# --- what the checks share ---------------------------------------------------------------------------------------
+# --- shared by the checks ----------------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
@@ -428,7 +425,7 @@ async def _printed(process: Process) -> bytes:
 
 
 async def _runs(box: Sandbox, pid: int) -> bool:
-    """Whether a process is there and no zombie: `kill -0` cannot tell."""
+    """Whether a process exists and is no zombie: `kill -0` succeeds for both."""
     script = f'read -r line < /proc/{pid}/stat || exit 1; case "${{line##*) }}" in Z*|X*) exit 1;; esac'
     return (await box.exec(["sh", "-c", script])).success
 
@@ -441,7 +438,7 @@ async def _raised(work: Awaitable[Any]) -> HoldfastError | None:
     return None
 
 
-#: In this order: the last looks at what the others have left.
+#: In this order: the last check inspects the leftovers of the others.
 CHECKS: Final[tuple[Check, ...]] = (
     exec_gives_both_streams_and_the_exit_code,
     arguments_arrive_as_they_are,

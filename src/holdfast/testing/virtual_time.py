@@ -1,4 +1,4 @@
-"""An event loop whose waiting costs no time, for tests in which everything happens inside the loop.
+"""An event loop in which waiting costs no time, for tests in which everything happens inside the loop.
 
 A timeout of half an hour is tested in milliseconds and to the exact second. Not for tests with real processes or
 sockets: the clock would jump while they work.
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Instead of waiting for a time, goes there."""
+    """A selector that advances its clock instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer when nothing else is to be done."""
+    """An event loop with a clock that jumps to the next timer when nothing else is to be done."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -42,6 +42,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` on a `VirtualTimeLoop`."""
+    """Run a coroutine like `asyncio.run`, on a `VirtualTimeLoop`."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)

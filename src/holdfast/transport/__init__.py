@@ -1,4 +1,4 @@
-"""Moves messages between two ends: Unix sockets, stdio and WebSocket, for the client and the server alike.
+"""Channels that carry messages: Unix sockets, stdio and WebSocket, for the client and the server.
 
-Knows `wire.framing` and asyncio; knows nothing of methods, processes or sessions.
+Uses `wire.framing` and asyncio, and nothing of methods or processes.
 """

@@ -1,9 +1,9 @@
-"""The seam between whoever has messages and whatever carries them.
+"""The interface of a channel, which carries messages.
 
-A channel carries two kinds of traffic. Control messages are handed over with `send` and go out in order. Bulk
-output is pulled: whenever no control message waits and the connection takes more, the channel asks its source for
-the next frame. So a control message overtakes all output that is not yet on its way, and output that nobody
-reads stays where it is kept.
+A channel carries two kinds of traffic. Control messages are passed to `send` and leave in order. Bulk output is
+pulled: whenever no control message waits and the connection accepts more, the channel takes the next frame from its
+source. So a control message overtakes all output that is not in flight, and output that is not read stays in the
+spool.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.wire.framing import Oversized
 
 
 class SpoolFrame(NamedTuple):
-    """A message whose last `length` bytes lie in a file: the channel sends them with sendfile."""
+    """A message with its last `length` bytes in a file, which the channel sends with sendfile."""
 
     header: bytes
     fd: int
@@ -23,65 +23,55 @@ class SpoolFrame(NamedTuple):
 
 
 class Receiver(Protocol):
-    """Who gets what arrives. Called from the event loop, never again after `connection_lost`."""
+    """The receiver of incoming messages. Called from the event loop, and not after `connection_lost`."""
 
     def message_received(self, message: bytes | Oversized) -> None: ...
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The other end is gone: None after an orderly end or our own `close`."""
-        ...
+        """The connection has ended; `error` is None after an orderly end or `close`."""
 
 
 class Source(Protocol):
-    """Who has output to send."""
+    """The source of bulk output."""
 
     def next_frame(self) -> bytes | SpoolFrame | None:
         """The next message of output, or None. A `SpoolFrame` only if the channel `takes_spool_frames`."""
-        ...
 
 
 class Channel(Protocol):
     """One open connection."""
 
-    #: What is at the other end, for messages to people: a path, an address, a command.
+    #: The peer, for messages: a path, an address, a command.
     description: str
 
     @property
     def takes_spool_frames(self) -> bool:
-        """Whether messages go behind their length, so that a frame's bytes may come from a file."""
-        ...
+        """Whether messages have a length in front, so that the bytes of a frame may come from a file."""
 
     @property
     def queued_bytes(self) -> int:
-        """Control messages that wait to be sent."""
-        ...
+        """Bytes of queued control messages."""
 
     def send(self, message: bytes) -> None:
-        """Queue a control message (unframed); sends at once what the connection takes. Never blocks."""
-        ...
+        """Queue a control message (unframed), and send what the connection accepts at once. Never blocks."""
 
     def set_source(self, source: Source | None) -> None: ...
 
     def wake(self) -> None:
-        """The source has something new."""
-        ...
+        """Send again, because the source has a new frame."""
 
     def use_lengths(self) -> None:
-        """From here on MessagePack behind lengths, both ways. On a WebSocket: binary frames."""
-        ...
+        """Use MessagePack with lengths from here on, both ways. On a WebSocket: binary frames."""
 
     def hold_frame(self) -> None:
-        """Take what is left of the `SpoolFrame` on its way into memory: its file is about to change."""
-        ...
+        """Copy the rest of the `SpoolFrame` in flight into memory, because its file is about to change."""
 
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
 
     async def drain(self) -> None:
-        """Wait until nothing is queued; raises `ConnectionLost` if the other end goes first."""
-        ...
+        """Wait until nothing is queued; raises `ConnectionLost` if the connection ends first."""
 
     def close(self) -> None:
-        """Send what is queued if that goes at once, then close."""
-        ...
+        """Send the queued messages if that is possible at once, then close."""

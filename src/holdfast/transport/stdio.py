@@ -1,7 +1,7 @@
-"""A command's stdin and stdout as a channel, from the outside (`dial`) and from the inside (`serve`).
+"""A command's stdin and stdout as a channel, from outside (`dial`) and from inside (`serve`).
 
-From the outside it starts, watches and ends that command, which may be `docker exec -i … holdfast connect` or
-`ssh … holdfast connect`; from the inside it takes our own standard descriptors away from everything else.
+`dial` starts, watches and ends the command, which may be `docker exec -i … holdfast connect` or
+`ssh … holdfast connect`; `serve` takes over the standard descriptors of this process.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from typing import Final
 
 from holdfast.errors import CommandNotFound, ConnectionLost, InvalidParams
 from holdfast.transport.channel import Receiver
-from holdfast.transport.stream import MAX_MESSAGE_BYTES, StreamChannel
+from holdfast.transport.stream import StreamChannel
+from holdfast.types import MAX_MESSAGE_BYTES
 from holdfast.wire.framing import Oversized
 
-#: Kept of what the command wrote to stderr: enough for a traceback, and bounded for one that never stops.
+#: The tail of the command's stderr that is held: enough for a traceback.
 STDERR_TAIL_BYTES: Final = 64 * 1024
-#: Shown of it in the error: the last lines say why.
+#: The part of it in the error: the last lines have the reason.
 STDERR_SHOWN_BYTES: Final = 2_000
-#: The query of a URL, longer than people write. It may have lost its end, and with it the closing quotation mark.
+#: The long query of a URL. It may have lost its end, and with it the closing quotation mark.
 _QUERY: Final = re.compile(r"\?[^\s\"'?]*=[^\s\"'?]{60,}")
-#: How long the command has after the end of its input, and again after TERM. A server gives its processes 5 s
-#: between TERM and KILL; killed in the midst of that, it would leave them behind.
+#: The time for the command after the end of its input, and again after TERM. A server gives its processes 5 s
+#: between TERM and KILL; if it were killed during that time, they would be left behind.
 GRACE_SECONDS: Final = 10.0
 
 
 class _Command:
-    """The command and the receiver it talks to. The receiver hears of the end once the command is reaped."""
+    """The command between channel and receiver. The receiver gets the end once the command is reaped."""
 
     def __init__(
         self,
@@ -43,16 +44,22 @@ class _Command:
         name: str,
         grace: float,
         explain: Callable[[ConnectionLost], Exception] | None,
+        report: bytes | None,
     ) -> None:
         self._explain = explain
+        self._report = report
         self._loop = asyncio.get_running_loop()
+        #: Set when the report has come; an error if the command ended before it.
+        self.reported: asyncio.Future[None] = self._loop.create_future()
+        if report is None:
+            self.reported.set_result(None)
         self._process = process
         self._receiver = receiver
         self._name = name
         self._grace = grace
         self._tail = bytearray()
-        #: Whether a first message came: from then on everything is one. What came before is for whoever explains.
-        self._talks = explain is None
+        #: Whether the first message has arrived. Lines before it are passed to `explain`.
+        self._receiving = explain is None
         self._channel_lost = False
         self._exited = False
         self._error: Exception | None = None
@@ -68,16 +75,19 @@ class _Command:
     # --- Receiver of the channel -------------------------------------------------------------------------------
 
     def message_received(self, message: bytes | Oversized) -> None:
-        # Engines tell on stdout why they could not execute, and login shells greet: no message begins like that.
-        if not self._talks and not isinstance(message, Oversized):
-            if bytes(message[:64]).lstrip()[:1] != b"{":
+        # Engines print their errors and login shells their greetings on stdout; neither begins like a message.
+        if not self._receiving and not isinstance(message, Oversized):
+            if not self.reported.done() and bytes(message) == self._report:
+                self.reported.set_result(None)
+                return
+            if not self.reported.done() or bytes(message[:64]).lstrip()[:1] != b"{":
                 self._keep(bytes(message) + b"\n")
                 return
-            self._talks = True
+            self._receiving = True
         self._receiver.message_received(message)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The pipes are closed, which tells the command to end; help it if it does not."""
+        """The pipes are closed, at which the command should exit; otherwise signals follow."""
         self._channel_lost = True
         self._error = error
         if self._exited:
@@ -88,7 +98,7 @@ class _Command:
     def closed_by_us(self) -> None:
         self._closed_by_us = True
 
-    # --- the command's end -------------------------------------------------------------------------------------
+    # --- the end of the command --------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         if sys.platform == "linux":
@@ -118,8 +128,8 @@ class _Command:
         self._exited = True
         if self._timer is not None:
             self._timer.cancel()
-        # While the channel is open there may be unread output; its end comes when that has been read, or when
-        # a child of the command lets go of the pipe.
+        # While the channel is open there may be unread output; it ends when that has been read, or when a child of
+        # the command closes the pipe.
         if self._channel_lost:
             self._finish()
 
@@ -129,7 +139,10 @@ class _Command:
             self._loop.remove_reader(self._stderr)
             os.close(self._stderr)
             self._stderr = -1
-        self._receiver.connection_lost(None if self._closed_by_us else self._failure())
+        if self.reported.done():
+            self._receiver.connection_lost(None if self._closed_by_us else self._failure())
+        else:
+            self.reported.set_exception(self._failure())
 
     def _failure(self) -> Exception:
         code = self._process.returncode
@@ -168,7 +181,7 @@ class CommandChannel(StreamChannel):
     ) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        # The channel owns its descriptors; Popen's file objects would close them a second time.
+        # The channel owns its descriptors; the file objects of Popen would close them a second time.
         read_fd, write_fd = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
         process.stdout.close()
         process.stdin.close()
@@ -190,18 +203,19 @@ async def dial(
     grace: float = GRACE_SECONDS,
     name: str | None = None,
     explain: Callable[[ConnectionLost], Exception] | None = None,
+    report: bytes | None = None,
 ) -> CommandChannel:
-    """Run `argv` and talk over its stdin and stdout. `env` is its whole environment, ours if it is None.
+    """Run `argv` and use its stdin and stdout as a channel. `env` is its whole environment; None: this process's.
 
-    A loss is told with the command's last words, under `name` (else the whole command), as `explain` has it.
-
-    The command gets a session of its own, so that a Ctrl-C meant for the program at our terminal does not end it.
+    The error of a lost connection has the end of the command's stderr and `name` (default: the whole command);
+    `explain` may replace it. With a `report`, which needs `explain`, returns once the command printed that line, or
+    raises the error of its end. The command gets its own session, so that a Ctrl-C at the terminal does not end it.
     """
     if not argv:
         raise InvalidParams("a command address needs at least the command's name")
     name = shlex.join(argv) if name is None else name
     try:
-        # The fork takes about a millisecond and no asyncio loop can do it without one.
+        # The fork takes about a millisecond, also through asyncio.
         process = subprocess.Popen(  # noqa: ASYNC220
             list(argv),
             stdin=subprocess.PIPE,
@@ -213,23 +227,29 @@ async def dial(
         )
     except OSError as error:
         raise CommandNotFound(f"{argv[0]}: {error.strerror}") from error
-    command = _Command(process, receiver, name, grace, explain)
-    return CommandChannel(process, command, name, max_message_bytes, lend)
+    command = _Command(process, receiver, name, grace, explain, report)
+    channel = CommandChannel(process, command, name, max_message_bytes, lend)
+    try:
+        await command.reported
+    except BaseException:
+        channel.close()
+        raise
+    return channel
 
 
 def without_queries(text: str) -> str:
-    """A program's words without the queries of URLs in them, unless they are short.
+    """The output of a program without the long queries of URLs.
 
-    `kubectl exec` names the URL that it could not reach, in which the whole command is encoded.
+    `kubectl exec` prints the URL that it could not reach, which contains the whole command.
     """
     return _QUERY.sub("?…", text)
 
 
 def serve(receiver: Receiver, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> StreamChannel:
-    """Our own stdin and stdout as a channel.
+    """The stdin and stdout of this process as a channel.
 
-    Descriptor 0 becomes /dev/null and 1 a copy of stderr, so that a stray print or a child cannot break into the
-    conversation.
+    Descriptor 0 becomes /dev/null and 1 a copy of stderr, so that a stray print or a child cannot write into the
+    channel.
     """
     read_fd, write_fd = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -16,35 +16,34 @@ from typing import Final, cast
 
 from holdfast.errors import ConnectionLost
 from holdfast.transport.channel import Receiver, Source, SpoolFrame
+from holdfast.types import MAX_MESSAGE_BYTES
 from holdfast.wire.framing import LENGTH_BYTES, FrameReader, Oversized, frame_length, frame_line
 
-#: The default of `max_message_bytes`, the same as the server's setting.
-MAX_MESSAGE_BYTES: Final = 96 * 1024 * 1024
-#: Asked for at a time while no large message is under way. What a small read holds of a large message is copied
-#: once more, so this is much smaller than such a message.
+#: The size of a read while no large message is being received. The part of a large message in such a read is copied
+#: once more, so this is much smaller than a large message.
 READ_SIZE: Final = 64 * 1024
-#: Copied at a time where sendfile cannot be used; what the socket does not take is read once more.
+#: The size of a copy where sendfile cannot be used; bytes that the socket does not accept are read once more.
 COPY_SIZE: Final = 256 * 1024
-#: Bytes moved in one turn of the loop before others get theirs: about half a millisecond.
+#: Bytes moved in one turn of the event loop: about half a millisecond.
 TURN_BYTES: Final = 1024 * 1024
-#: Asked of the kernel for sockets, so that a 1 MiB frame is one write and one read; it may give less.
+#: The requested buffer size of sockets, so that a 1 MiB frame is one write and one read; the kernel may give less.
 SOCKET_BUFFER_BYTES: Final = 1024 * 1024
 
-#: What sendfile says for a descriptor that it cannot read from or write to.
+#: The errors of sendfile for a descriptor that it does not support.
 _NO_SENDFILE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSOCK, errno.EOPNOTSUPP})
 
 
 class StreamChannel:
     """`Channel` on a byte stream. Owns its descriptors, which may be one and the same, and closes them.
 
-    A `SpoolFrame` that was begun is finished before anything else is sent. Its file must stay open, and its bytes
-    unchanged, until the source is asked for the next frame, calls `hold_frame`, or the connection is lost.
+    A started `SpoolFrame` is finished before anything else is sent. Its file must stay open, and its bytes
+    unchanged, until the channel requests the next frame, the source calls `hold_frame`, or the connection is lost.
 
-    With `lend`, the receiver gets large messages as memoryviews that hold good until it returns (see
+    With `lend`, the receiver gets large messages as memoryviews that are valid until it returns (see
     `FrameReader.wrote`); otherwise as bytes, which costs a copy.
 
     sendfile puts the file's own pages into the socket. On a file system with large folios (seen on ext4) a hole
-    punched later shows as zeros in what the other end has not read yet; `sendfile=False` sends copies instead.
+    that is punched later shows as zeros in bytes that the peer has not read; `sendfile=False` sends copies instead.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class StreamChannel:
         self._lengths = False
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
-        #: The rest of the frame that is on its way: first bytes, then a piece of a file.
+        #: The rest of the frame in flight: first bytes, then a piece of a file.
         self._rest: bytes | memoryview = b""
         self._rest_is_control = False
         self._spool: SpoolFrame | None = None
@@ -192,13 +191,13 @@ class StreamChannel:
                 self._deliver_bulk(count, deliver)
             budget -= count
             if count < asked and self._write_error is None:
-                # All that was there has been taken; asking again would cost a call to hear that.
+                # The socket is empty; another read would only return EAGAIN.
                 return
 
     def _deliver_bulk(self, count: int, deliver: Callable[[bytes | Oversized], None]) -> None:
         message = self._frames.wrote(count)
         if message is not None:
-            # The seam says bytes; a receiver that asked to be lent to takes views as well.
+            # The interface has bytes; a receiver with `lend` also accepts views.
             deliver(cast(bytes, message) if self._lend else bytes(message))
 
     def _read_always(self) -> None:
@@ -209,7 +208,7 @@ class StreamChannel:
     # --- writing -----------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Send until nothing is left, the connection takes no more, or this turn is over."""
+        """Send until nothing is left, the connection accepts no more, or the budget of this turn is used."""
         if self._pumping or self._closed:
             return
         self._pumping = True
@@ -236,7 +235,7 @@ class StreamChannel:
                 self._wake_drained()
 
     def _next_control(self) -> bytes:
-        """The next control message, with those behind it if they are small: one call sends them all."""
+        """The next control message, joined with the following ones if they are small, for a single write."""
         if len(self._queue) == 1 or self._queued_bytes > READ_SIZE:
             return self._queue.popleft()
         joined = b"".join(self._queue)
@@ -244,7 +243,7 @@ class StreamChannel:
         return joined
 
     def _pull(self) -> bool:
-        """Take the source's next frames as what is sent now, several if they are small; False if there are none."""
+        """Take the source's next frame to send, or several small ones; False if there are none."""
         frames: list[bytes] = []
         size = 0
         while self._source is not None and self._spool is None and size < READ_SIZE:
@@ -266,7 +265,7 @@ class StreamChannel:
     def _write_rest(self) -> int:
         rest = self._rest
         if self._spool is not None and isinstance(rest, bytes) and self._spool.length <= READ_SIZE:
-            # A short piece of output: one write for header and data saves a call, which is most of its cost.
+            # For a short piece of output, one write of header and data saves a system call, most of its cost.
             rest += self._read_spool(self._spool, self._spool.length)
             self._rest, self._spool = rest, None
         written = os.write(self._write_fd, rest)
@@ -314,24 +313,24 @@ class StreamChannel:
             self._write_turn = None
 
     def _write_always(self) -> None:
-        """Stands in for a writer on a regular file, which epoll refuses and which always takes more."""
+        """Replaces a writer on a regular file, which epoll refuses and which is always writable."""
         self._pump()
         if self._write_turn is not None and not self._closed:
             self._write_turn = self._loop.call_soon(self._write_always)
 
     def _write_failed(self, error: OSError) -> None:
-        """Nothing more can be sent. What the other end said last may still be unread: it often is the reason."""
+        """Stop sending after an error, and read the last messages of the peer, which often have the reason."""
         self._write_error = error
         self._disarm()
         self._queue.clear()
         self._queued_bytes = 0
         self._rest, self._spool = b"", None
         if self._reading:
-            self._loop.call_soon(self._last_words)
+            self._loop.call_soon(self._read_rest)
         else:
             self._loop.call_soon(self._ended, error)
 
-    def _last_words(self) -> None:
+    def _read_rest(self) -> None:
         if self._reading and not self._closed:
             self._readable()
 
@@ -373,7 +372,7 @@ def from_socket(
     lend: bool = False,
     sendfile: bool = True,
 ) -> StreamChannel:
-    """A channel on a connected socket, which it takes over."""
+    """A channel on a connected socket, which the channel then owns."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
     fd = sock.detach()

@@ -1,7 +1,7 @@
-"""Unix sockets: who may listen where, and who may connect. Touches the file system and sockets.
+"""Unix sockets: listening in a private directory, and checking peers. Touches the file system and sockets.
 
-The socket lives in a directory that only its owner may enter, and each peer's uid is asked of the kernel, so a
-permission that was set wrong on one of the two does not open the server to other users.
+The socket is in a directory that only its owner may enter, and the kernel reports each peer's uid, so a wrong
+permission on one of the two does not open the server to other users.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from typing import Final
 
 from holdfast.errors import ConnectionLost, Forbidden, InvalidParams
 from holdfast.transport.channel import Receiver
-from holdfast.transport.stream import MAX_MESSAGE_BYTES, StreamChannel, from_socket
+from holdfast.transport.stream import StreamChannel, from_socket
+from holdfast.types import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
-#: `sun_path` holds 108 bytes, the last of which the kernel wants for the final NUL.
+#: `sun_path` has 108 bytes, with the final NUL.
 MAX_PATH_BYTES: Final = 107
-#: Connections that wait to be accepted. The kernel clamps it to net.core.somaxconn.
+#: Connections that wait to be accepted. The kernel clamps this to net.core.somaxconn.
 BACKLOG: Final = 1024
-#: How long to leave new connections waiting when descriptors have run out: some must be closed meanwhile.
+#: How long new connections wait when descriptors have run out, until some are closed.
 EXHAUSTED_PAUSE_SECONDS: Final = 0.2
 
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
-#: Gets each connection whose peer may talk to us, and owns it from then on.
+#: Called with each accepted connection, which it then owns.
 Accept = Callable[[socket.socket], None]
 
 
-class Listener:
-    """A listening socket at `path`. `close` removes the file if it is still this one."""
+class UnixListener:
+    """A listening socket at `path`. `close` removes the file if it is still this socket's."""
 
     def __init__(self, sock: socket.socket, path: str, accept: Accept, refused: Callable[[str], None]) -> None:
         self.path = path
@@ -100,7 +101,7 @@ class Listener:
         self._loop.add_reader(self._socket, self._acceptable)
 
 
-class AdoptedListener(Listener):
+class AdoptedListener(UnixListener):
     """A listening socket that the starter of this process made. Its file's permissions decide who may connect: the
     uids of peers may be those of another user namespace, and mean nothing here."""
 
@@ -135,26 +136,24 @@ def adopt(address: str, accept: Accept, *, taken: int | None = None) -> AdoptedL
 
 def listen(
     path: str, accept: Accept, *, refused: Callable[[str], None] | None = None, taken: int | None = None
-) -> Listener:
-    """Listen at `path`. A file left by a server that is gone is replaced; a live server is left alone.
+) -> UnixListener:
+    """Listen at `path`. The file of a dead server is replaced; a running server is an error.
 
-    `refused` is told of every peer that was turned away; the log is, if it is not given. `taken` is the descriptor
-    of a socket that an earlier server listened on here: who connected meanwhile waits there.
+    `refused` is called with a message for every refused peer; the default logs it. `taken` is the descriptor of a
+    socket on which an earlier server listened here, with the connections that wait there.
     """
     if taken is not None:
         sock = socket.socket(fileno=taken)
         sock.setblocking(False)
-        # Once more: who connects is told the pid of the process that listened last.
+        # Repeated, because SO_PEERCRED gives clients the pid of the last process that called listen().
         sock.listen(BACKLOG)
-        return Listener(sock, path, accept, refused or log.warning)
+        return UnixListener(sock, path, accept, refused or log.warning)
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
-        raise InvalidParams(
-            f"unix:{path}: the path is longer than {MAX_PATH_BYTES} bytes, which sockets do not take"
-        )
+        raise InvalidParams(f"unix:{path}: the path is longer than {MAX_PATH_BYTES} bytes, the limit of sockets")
     directory = os.path.dirname(os.path.abspath(path))
     prepare_directory(directory)
-    # Two servers that start at once could each find the old file dead, and the second would remove the first's new
-    # socket. The lock is held only while we bind; the kernel drops it if we die.
+    # Of two servers that start at once, each could find the old file dead, and the second would remove the new
+    # socket of the first. The lock is held only while binding; the kernel releases it if the process dies.
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -162,7 +161,7 @@ def listen(
         sock = _bind(path)
     finally:
         os.close(lock)
-    return Listener(sock, path, accept, refused or log.warning)
+    return UnixListener(sock, path, accept, refused or log.warning)
 
 
 async def dial(
@@ -183,17 +182,16 @@ async def dial(
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """The pid and the uid of the process that connected, as the kernel saw them at that moment."""
+    """The pid and the uid of the peer at the time when it connected."""
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return pid, uid
 
 
 def prepare_directory(directory: str) -> None:
-    """Make `directory` for us alone, or see that it is; `Forbidden` says what is wrong with it."""
+    """Create `directory` for this user alone, or check that it is; `Forbidden` has the reason otherwise."""
     with contextlib.suppress(FileExistsError):
         os.makedirs(directory, mode=0o700)
-    # Not lstat: a link to a directory of ours is as good as the directory, and the link's owner is checked by what
-    # it leads to.
+    # Not lstat: a link to a directory of this user is as good as the directory.
     found = os.stat(directory)
     if not stat.S_ISDIR(found.st_mode):
         raise InvalidParams(f"{directory}: not a directory")
@@ -204,7 +202,7 @@ def prepare_directory(directory: str) -> None:
 
 
 def _require_free(path: str) -> None:
-    """Return if nobody listens at `path`; a socket file whose server is gone refuses connections."""
+    """Raise if a server listens at `path`; the socket file of a dead server refuses connections."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -218,13 +216,13 @@ def _require_free(path: str) -> None:
         except ConnectionRefusedError:
             return
         except BlockingIOError:
-            # Its backlog is full: somebody listens.
+            # The backlog is full, so a server listens.
             pass
     raise InvalidParams(f"unix:{path}: a server already listens there")
 
 
 def _bind(path: str) -> socket.socket:
-    """A listening socket that appears at `path` when it is ready, in one step: no client meets it half made."""
+    """A listening socket that appears at `path` by a rename, so that no client finds it before it listens."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     temporary = os.path.join(os.path.dirname(path), f".{os.getpid()}")
     try:

@@ -1,7 +1,7 @@
-"""WebSocket, for clients beyond this machine and for foreign ones. Touches TCP through the `websockets` library.
+"""WebSocket, for remote and foreign clients. Touches TCP through the `websockets` library.
 
-The only module that imports that library; import this module only when an address asks for it. A message over the
-limit ends the connection with close code 1009 and a reason that names the size: the library has no way to skip it.
+The only module that imports that library; it is imported only for addresses that need it. A message over the limit
+ends the connection with close code 1009 and a reason with the size: the library cannot skip it.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from holdfast.errors import (
     Unauthorized,
 )
 from holdfast.transport.channel import Receiver, Source, SpoolFrame
-from holdfast.transport.stream import MAX_MESSAGE_BYTES
+from holdfast.types import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
-#: Bytes that wait in the library before `send` waits. One frame of output fits, so that the next one is made while
-#: this one leaves; a control message waits behind no more than that.
+#: Bytes that the library buffers before `send` waits. One frame of output fits, so that the next one is prepared
+#: while it is sent; a control message waits behind no more than that.
 WRITE_LIMIT: Final = 1024 * 1024
-#: Messages that the library reads ahead of us.
+#: Messages that the library reads ahead.
 READ_AHEAD: Final = 16
 PING_INTERVAL_SECONDS: Final = 20.0
-#: Generous, because a foreign client that is busy with our output answers pings late.
+#: Generous, because a foreign client that is busy with output answers pings late.
 PING_TIMEOUT_SECONDS: Final = 60.0
 OPEN_TIMEOUT_SECONDS: Final = 10.0
-#: How long a close waits for the other end's answer.
+#: How long a close waits for the peer's close frame.
 CLOSE_TIMEOUT_SECONDS: Final = 2.0
 
 TOO_BIG: Final = 1009
@@ -56,8 +56,8 @@ TOO_BIG: Final = 1009
 class WebSocketChannel:
     """`Channel` on a WebSocket: a text frame is JSON, a binary frame MessagePack.
 
-    Two tasks: one reads and hands over, one sends control messages first and then what the source has, waiting
-    whenever the library's buffer is full.
+    Two tasks: one reads, the other sends control messages first and then frames of the source, waiting whenever the
+    library's buffer is full.
     """
 
     takes_spool_frames: Final = False
@@ -79,7 +79,7 @@ class WebSocketChannel:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, receiver: Receiver) -> None:
-        """Begin to read and to send. `receiver` hears everything from the first message on."""
+        """Start to read and to send. `receiver` gets every message."""
         self._receiver = receiver
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
 
@@ -103,10 +103,10 @@ class WebSocketChannel:
         self._something_to_send.set()
 
     def use_lengths(self) -> None:
-        """Nothing to switch: each message is sent as text or binary by what it is."""
+        """No effect: the first byte of each message decides between text and binary."""
 
     def hold_frame(self) -> None:
-        """Never has one."""
+        """No effect: there are no spool frames."""
 
     def pause_reading(self) -> None:
         self._may_read.clear()
@@ -124,7 +124,7 @@ class WebSocketChannel:
             return
         self._closing = True
         self._source = None
-        # The writer sends what is queued, then closes; the reader sees the close and tells the receiver.
+        # The writer sends the queue, then closes; the reader then reports the end to the receiver.
         self._something_to_send.set()
         self._may_read.set()
 
@@ -135,7 +135,7 @@ class WebSocketChannel:
         error: Exception | None = None
         try:
             while True:
-                # Text is left undecoded: the codec wants bytes, and its first byte tells the encoding.
+                # Not decoded: the codec takes bytes, and the first byte determines the encoding.
                 message = await self._socket.recv(decode=False)
                 if self._closing:
                     continue
@@ -173,7 +173,7 @@ class WebSocketChannel:
                     self._something_to_send.clear()
                     await self._something_to_send.wait()
         except ConnectionClosed:
-            # The reader meets the same end and knows its reason.
+            # The reader gets the same error, with its reason.
             return
 
     def _next_frame(self) -> bytes | None:
@@ -183,21 +183,21 @@ class WebSocketChannel:
         return frame
 
     def _why(self, closed: ConnectionClosed) -> HoldfastError:
-        told = closed.rcvd
+        received = closed.rcvd
         sent = closed.sent
-        if told is not None and told.code == TOO_BIG and closed.rcvd_then_sent:
+        if received is not None and received.code == TOO_BIG and closed.rcvd_then_sent:
             return MessageTooLarge(
-                f"{self.description}: {told.reason or 'a message was too large for the other end'}"
+                f"{self.description}: {received.reason or 'a message was too large for the peer'}"
             )
         if sent is not None and sent.code == TOO_BIG:
             text = f"{self.description}: closed for a message over {self._limit} bytes"
-            # Marked for a client, whose calls would bring the same message on every channel.
+            # Marked, because a repeated call of a client would cause the same message on every channel.
             return ConnectionLost(text, oversized=True)
         return ConnectionLost(f"{self.description}: {closed}")
 
 
 class WebSocketListener:
-    """A listening server. `address` has the port that was really taken."""
+    """A listening server. `address` has the actual port."""
 
     def __init__(self, server: Server, host: str) -> None:
         self._server = server
@@ -208,7 +208,7 @@ class WebSocketListener:
         return next(iter(self._server.sockets)).fileno()
 
     def close(self) -> None:
-        """Take no more connections. Those that are open are their owner's to close."""
+        """Accept no more connections. Open ones are closed by their owners."""
         self._server.close(close_connections=False)
 
 
@@ -223,11 +223,11 @@ async def listen(
     tls: ssl.SSLContext | None = None,
     taken: int | None = None,
 ) -> WebSocketListener:
-    """Listen, and give each connection that may talk to us to `accept`, which returns who receives for it.
+    """Listen, and pass each authorized connection to `accept`, which returns its receiver.
 
-    A bearer token is asked of everybody, except with `no_auth` on loopback. A browser's `Origin` is refused always:
-    a page that somebody visits must not be able to reach a server on their machine. `taken` is the descriptor of a
-    socket that an earlier server listened on.
+    A bearer token is required, except with `no_auth` on loopback. A request with an `Origin` is always refused: a
+    page in a browser must not be able to reach a server on the user's machine. `taken` is the descriptor of a
+    socket on which an earlier server listened.
     """
     require_safe(host, token, no_auth)
 
@@ -263,7 +263,7 @@ async def listen(
 
 
 def require_safe(host: str, token: str | None, no_auth: bool) -> None:
-    """`Forbidden` unless this way of listening keeps strangers out."""
+    """Raise `Forbidden` if listening like this would be open to others."""
     beyond = not is_loopback(host)
     if no_auth and beyond:
         raise Forbidden(f"{host}: --no-auth is for loopback only")
@@ -283,7 +283,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_request(connection: ServerConnection, request: Request, token: str | None) -> Response | None:
-    # get_all: a request with the header twice must not make the library raise, nor slip through.
+    # get_all: a request with the header twice must neither raise in the library nor be accepted.
     if request.headers.get_all("Origin"):
         log.warning("%s: refused a request with an Origin", _peer_name(connection))
         return connection.respond(http.HTTPStatus.FORBIDDEN, "requests from browsers are refused\n")
@@ -304,7 +304,7 @@ def _check_request(connection: ServerConnection, request: Request, token: str | 
 async def dial(
     url: str, receiver: Receiver, *, token: str | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES
 ) -> WebSocketChannel:
-    """Connect to `url`; `Unauthorized` if the server does not take the token."""
+    """Connect to `url`; `Unauthorized` if the server refuses the token."""
     host = urlsplit(url).hostname or ""
     try:
         connection = await connect(
@@ -312,7 +312,7 @@ async def dial(
             additional_headers={"Authorization": f"Bearer {token}"} if token else None,
             user_agent_header=None,
             compression=None,
-            # A proxy for the outside world cannot reach our own loopback.
+            # An HTTP proxy cannot reach the loopback of this machine.
             proxy=None if is_loopback(host) else True,
             max_size=max_message_bytes,
             max_queue=READ_AHEAD,
@@ -340,7 +340,7 @@ async def dial(
 
 
 def _set_nodelay(connection: Socket) -> None:
-    """asyncio sets it on the sockets it makes; it is asked for here again because 40 ms hang on it."""
+    """Set TCP_NODELAY, which asyncio also does for its sockets: without it a message may wait 40 ms."""
     sock = connection.transport.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,7 +1,7 @@
 """Structs to bytes and back, in JSON and in MessagePack, and the JSON-RPC envelope around them; pure.
 
-An incoming message is decoded in two steps: the envelope with `params`, `result` left raw, then those by the type
-that the method table names. Nothing is decoded into dictionaries on the way.
+An incoming message is decoded in two steps: the envelope with raw `params` and `result`, then these by the type in
+the method table. Nothing is decoded into dictionaries in between.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class WireError(msgspec.Struct, frozen=True):
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """Any JSON-RPC message. Which one it is follows from which members it has."""
+    """Any JSON-RPC message; its members determine the kind."""
 
     jsonrpc: str | UnsetType = UNSET
     id: int | str | UnsetType | None = UNSET
@@ -42,14 +42,14 @@ class Envelope(msgspec.Struct, frozen=True):
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """As much of a message as names the call that it answers."""
+    """The members of a reply that identify its call."""
 
     id: int | str | UnsetType | None = UNSET
     method: Any = UNSET
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """Encoding order matters to one reader: `params` stands last (see `output_header`)."""
+    """A request or notification. `params` must be encoded last (see `output_header`)."""
 
     jsonrpc: str | UnsetType
     id: int | str | UnsetType
@@ -74,7 +74,7 @@ _envelope_msgpack: Final = msgspec.msgpack.Decoder(Envelope)
 
 
 class Codec:
-    """One peer's dialect: its encoding, and whether it writes `jsonrpc` (to one that does not, nor do we)."""
+    """The encoding of one peer, and whether it sends `jsonrpc`; if it does not, this side leaves it out too."""
 
     def __init__(self, encoding: Encoding = "json") -> None:
         self.encoding: Encoding = encoding
@@ -82,11 +82,11 @@ class Codec:
 
     @property
     def leaves_out_version(self) -> bool:
-        """Whether the last message came without `jsonrpc`, as those of the Codex client do."""
+        """Whether the last message had no `jsonrpc`, which identifies the Codex client."""
         return self._version is UNSET
 
     def decode(self, message: bytes | bytearray | memoryview) -> Envelope:
-        """The envelope of one message. The first byte tells the encoding: `{` begins no MessagePack map."""
+        """Decode the envelope of one message. A first byte `{` means JSON: no MessagePack map begins with it."""
         try:
             if self.encoding == "json" or message[:1] == b"{":
                 envelope = _envelope_json.decode(message)
@@ -104,22 +104,22 @@ class Codec:
         return envelope
 
     def reply_id(self, message: bytes | bytearray | memoryview) -> Id:
-        """The id of a reply that `decode` refuses, if the rest of the message can be read past; else None.
+        """The id of a reply that `decode` refuses, if a more tolerant decoder can read it; else None.
 
-        The other side is not trusted to write text that is Unicode: a file name or an error message may hold half
-        of a surrogate pair, which Python's reader of JSON takes and ours does not.
+        A peer may send text that is not Unicode: a file name or an error message may hold half of a surrogate pair,
+        which Python's JSON decoder accepts and msgspec refuses.
         """
         try:
             if self.encoding == "json" or message[:1] == b"{":
                 head = msgspec.convert(json.loads(bytes(message).decode(errors="replace")), _Head)
             else:
                 head = msgspec.msgpack.decode(message, type=_Head)
-        except (ValueError, RecursionError):  # those of msgspec, JSON and Unicode are ValueErrors
+        except (ValueError, RecursionError):  # the errors of msgspec, json and Unicode are ValueErrors
             return None
         return None if head.method is not UNSET or isinstance(head.id, UnsetType) else head.id
 
     def decode_body(self, raw: Raw | UnsetType, kind: type[T], what: str) -> T:
-        """`params` or `result` as `kind`; `what` names it in the error. Absent or null is an empty object."""
+        """Decode `params` or `result` as `kind`, which errors name `what`. Absent or null is an empty object."""
         try:
             # Only the head is copied: a body may hold a megabyte of output.
             head = b"" if raw is UNSET else bytes(memoryview(raw)[:5])
@@ -141,9 +141,9 @@ class Codec:
         try:
             return self._encoder.encode(_Request(self._version, id, method, params))
         except UnicodeEncodeError:
-            # Not escaped as in what we tell: the other side would do something else than was asked.
+            # Not escaped as in replies: the server would act on a different text than the caller gave.
             raise InvalidParams(
-                f"{method}: a text holds bytes that are no UTF-8, or half a surrogate pair"
+                f"{method}: a text holds bytes that are not UTF-8, or half a surrogate pair"
             ) from None
 
     def notification(self, method: str, params: object) -> bytes:
@@ -157,10 +157,10 @@ class Codec:
         return self._encode(_Failure(self._version, id, WireError(error.code, error.message, details)))
 
     def output_header(self, notification: bytes, length: int) -> bytes:
-        """The start of a MessagePack notification whose last member is `chunk`, for `length` bytes to follow.
+        """The start of a MessagePack notification that ends with a `chunk` of `length` bytes, without those bytes.
 
         `notification` was encoded with an empty chunk and so ends in the two bytes of an empty `bin`; they are
-        replaced by a `bin 32` header. The caller then sends the bytes themselves from the spool (sendfile).
+        replaced by a `bin 32` header. The caller then sends the bytes from the spool (sendfile).
         """
         if not notification.endswith(b"\xc4\x00"):
             raise ValueError("the chunk is not the last member")
@@ -178,9 +178,9 @@ class Codec:
 
 
 def _escape(value: Any) -> Any:
-    """The same with backslashes in place of surrogates, which neither encoding takes.
+    """`value` with backslash escapes in place of surrogates, which neither encoding accepts.
 
-    In Python's view of the system they stand for bytes that are no UTF-8, in a file name say.
+    Python decodes bytes that are not UTF-8, for example in a file name, to surrogates.
     """
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()

@@ -1,7 +1,7 @@
 """The parameters and results of `file/*` and `fs/*`; pure.
 
-`file/*` are ours. `fs/*` are what the Codex CLI asks of its exec-server, with its names and nothing added. Paths
-are written as `wire.paths` says.
+`fs/*` are the methods that the Codex CLI calls on its exec-server, with its field names. Paths are encoded as
+`wire.paths` defines.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from typing import Any
 
 import msgspec
 
-from holdfast.types import DIRECTORY_PAGE, FILE_PIECE_BYTES, DirEntry, Struct
+from holdfast.types import DIRECTORY_PAGE, FILE_PIECE_BYTES, Struct
 
 
 class FileReadParams(Struct, frozen=True, omit_defaults=True):
     path: str
     offset: int = 0
-    #: At most so many bytes; the server may give fewer.
+    #: Maximum number of bytes; the server may return fewer.
     size: int = FILE_PIECE_BYTES
     user: str | None = None
 
 
 class FileWriteParams(Struct, frozen=True, omit_defaults=True):
-    """A whole file, or, with `upload_id`, a piece of one that shows under its name after `file/commit`."""
+    """A whole file, or, with `upload_id`, a piece of a file that appears under its name at `file/commit`."""
 
     path: str
     chunk: bytes
@@ -35,7 +35,7 @@ class FileWriteParams(Struct, frozen=True, omit_defaults=True):
 
 
 class FileWriteResult(Struct, frozen=True):
-    """Bytes that were taken."""
+    """The number of bytes that were written."""
 
     written: int
 
@@ -43,7 +43,7 @@ class FileWriteResult(Struct, frozen=True):
 class FileCommitParams(Struct, frozen=True, omit_defaults=True):
     path: str
     upload_id: str
-    #: Bytes of the whole file.
+    #: Size of the whole file in bytes.
     size: int
     mode: int | None = None
     mtime_ns: int | None = None
@@ -64,16 +64,10 @@ class FileStatParams(Struct, frozen=True, omit_defaults=True):
 
 class FileListParams(Struct, frozen=True, omit_defaults=True):
     path: str
-    #: The last name of the page before.
+    #: The last name of the previous page.
     after: str = ""
     limit: int = DIRECTORY_PAGE
     user: str | None = None
-
-
-class FileListResult(Struct, frozen=True):
-    entries: tuple[DirEntry, ...]
-    #: More come after the last of them.
-    more: bool
 
 
 class FileMakeDirParams(Struct, frozen=True, omit_defaults=True):
@@ -82,9 +76,9 @@ class FileMakeDirParams(Struct, frozen=True, omit_defaults=True):
     exist_ok: bool = True
     mode: int | None = None
     user: str | None = None
-    #: Names this request, so that one which is sent twice is done once.
+    #: Idempotency key: a repeated request takes effect once.
     request_id: str | None = None
-    #: The uid, and gid, that a new directory belongs to.
+    #: The uid and gid of a new directory.
     owner: int | None = None
 
 
@@ -113,7 +107,7 @@ class FileCopyParams(Struct, frozen=True, omit_defaults=True):
 
 class FileMakeLinkParams(Struct, frozen=True, omit_defaults=True):
     path: str
-    #: What the link says.
+    #: The content of the link.
     target: str
     user: str | None = None
 
@@ -134,13 +128,13 @@ class FileRealPathResult(Struct, frozen=True):
     path: str
 
 
-# --- as the Codex CLI has them ---------------------------------------------------------------------------------
+# --- as the Codex CLI defines them ------------------------------------------------------------------------------
 
 
 class FsPathParams(Struct, frozen=True, forbid_unknown_fields=True):
-    """A `file:` URI or a path. `sandbox` is a policy that the caller wants enforced: see `server.fs`.
+    """A `file:` URI or a path. `sandbox` is a policy to enforce: see `server.fs`.
 
-    As in every request here, a field that is not known is an error: it may be a restriction.
+    As in every `fs/*` request, an unknown field is an error, because it may be a restriction.
     """
 
     path: str
@@ -152,18 +146,12 @@ class FsReadFileResult(Struct, frozen=True):
     data: bytes = msgspec.field(name="dataBase64")
 
 
-class FsWriteFileParams(Struct, frozen=True, forbid_unknown_fields=True):
-    path: str
+class FsWriteFileParams(FsPathParams, frozen=True, kw_only=True):
     data: bytes = msgspec.field(name="dataBase64")
-    sandbox: Any = None
-    follow_symlinks: bool | None = None
 
 
-class FsCreateDirectoryParams(Struct, frozen=True, forbid_unknown_fields=True):
-    path: str
+class FsCreateDirectoryParams(FsPathParams, frozen=True):
     recursive: bool | None = None
-    sandbox: Any = None
-    follow_symlinks: bool | None = None
 
 
 class FsMetadata(Struct, frozen=True):
@@ -185,12 +173,9 @@ class FsReadDirectoryResult(Struct, frozen=True):
     entries: tuple[FsEntry, ...]
 
 
-class FsRemoveParams(Struct, frozen=True, forbid_unknown_fields=True):
-    path: str
+class FsRemoveParams(FsPathParams, frozen=True):
     recursive: bool | None = None
     force: bool | None = None
-    sandbox: Any = None
-    follow_symlinks: bool | None = None
 
 
 class FsCopyParams(Struct, frozen=True, forbid_unknown_fields=True):
@@ -201,7 +186,7 @@ class FsCopyParams(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FsOpenParams(Struct, frozen=True, forbid_unknown_fields=True):
-    """`handle_id` is chosen by the caller."""
+    """The caller chooses `handle_id`."""
 
     handle_id: str
     path: str

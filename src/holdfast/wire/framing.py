@@ -1,12 +1,12 @@
-"""Messages on a byte stream: JSON a line each, or MessagePack behind a 4-byte big-endian length; pure.
+"""Messages on a byte stream: JSON in lines, or MessagePack after a 4-byte big-endian length; pure.
 
     feed(bytes) -> messages
     writable() -> room for the rest of a large message; wrote(count) -> that message once it is whole
 
-The reader starts with lines and is switched to lengths once, right after the message that asked for it. A message
-over the limit is skipped as it streams in, is never held in memory, and shows up as an `Oversized`, so the
-connection goes on. Large messages need not pass through `feed`: a caller that can read straight into memory asks
-for `writable()` first, and the bytes are copied by the kernel alone.
+The reader starts with lines and is switched to lengths once, directly after the message that requested it. A
+message over the limit is skipped as it arrives, is never held in memory, and is reported as an `Oversized`, so the
+connection continues. Large messages need not pass through `feed`: a caller that reads into a buffer calls
+`writable()` first, and only the kernel copies the bytes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Final
 
 LENGTH_BYTES: Final = 4
 
-#: Messages from the first size on are read in place; below it one copy is cheaper than the bookkeeping.
+#: Messages from this size on are read in place; below it one copy is cheaper than the bookkeeping.
 BULK_MIN: Final = 32 * 1024
-#: Up to this size the room is made at once and kept for the next message. Above it a message grows as it comes in,
-#: so that four bytes from a peer do not make us set aside a hundred megabytes.
+#: Up to this size the buffer is allocated at once and reused. A larger message grows as it arrives, so that four
+#: bytes from a peer do not allocate a hundred megabytes.
 BULK_MAX: Final = 4 * 1024 * 1024
 
 
 class Oversized:
-    """Stands in the sequence of messages for one that was too large."""
+    """Stands in the sequence of messages for one over the size limit."""
 
     __slots__ = ("limit", "size")
 
@@ -39,31 +39,31 @@ class FrameReader:
     def __init__(self, max_message_bytes: int) -> None:
         self._limit = max_message_bytes
         self._buffer = bytearray()
-        #: Where the search for a newline goes on, so that a long line is scanned once.
+        #: Where the search for a newline continues, so that a long line is scanned once.
         self._scanned = 0
         #: Bytes of an oversized message still to be skipped; for a line, counted until its newline.
         self._skipping = 0
         self._skipped = 0
         self._lengths = False
-        #: The large message under way: its room, and how much of it is filled. The room is used again.
+        #: The large message that is being received: its buffer, which is reused, and how much of it is filled.
         self._room = bytearray()
         self._bulk: memoryview | None = None
         self._filled = 0
-        #: The last message that `wrote` gave; its holder may still look at it.
+        #: The last message that `wrote` returned; the receiver may still hold it.
         self._lent: memoryview | None = None
 
     def use_lengths(self) -> None:
-        """From the next byte on, messages come behind their length."""
+        """Expect a length before each message from the next byte on."""
         self._lengths = True
         self._scanned = 0
 
     @property
     def buffered(self) -> int:
-        """Bytes held of a message that is not complete yet."""
+        """Bytes held of an incomplete message."""
         return len(self._buffer) if self._bulk is None else LENGTH_BYTES + self._filled
 
     def missing(self) -> int:
-        """How many more bytes the message under way needs; 0 if that is not known."""
+        """How many more bytes the incomplete message needs; 0 if that is not known."""
         if self._bulk is not None:
             return len(self._bulk) - self._filled
         if not self._lengths or self._skipping or len(self._buffer) < LENGTH_BYTES:
@@ -72,17 +72,17 @@ class FrameReader:
         return max(0, LENGTH_BYTES + size - len(self._buffer))
 
     def writable(self) -> memoryview | None:
-        """Where the next bytes of a large message go; None while no large message is under way: use `feed`.
+        """The buffer for the next bytes of a large message; None if there is none: use `feed`.
 
         Write to its start, then call `wrote`.
         """
         return None if self._bulk is None else self._bulk[self._filled :]
 
     def wrote(self, count: int) -> memoryview | None:
-        """`count` bytes were put into `writable()`; gives the message if they completed it.
+        """Count bytes that were written to `writable()`; returns the message if it is complete.
 
-        The message is lent: its bytes change once the next message comes in, unless something decoded from it
-        still refers to them, in which case they are left alone.
+        The message is lent: its buffer is reused for the next message, unless something decoded from it still
+        refers to the buffer.
         """
         bulk = self._bulk
         if bulk is None or count > len(bulk) - self._filled:
@@ -94,9 +94,9 @@ class FrameReader:
         return bulk
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[bytes | Oversized]:
-        """Take bytes; give the messages that are complete. Must be run to its end before the next feed.
+        """Take bytes and yield the complete messages. Exhaust the generator before the next `feed`.
 
-        A generator, because the consumer of one message may switch the framing of the next.
+        It is a generator because the consumer of one message may switch the framing of the next.
         """
         if self._bulk is not None:
             count = min(self.missing(), len(data))
@@ -161,14 +161,14 @@ class FrameReader:
         return message
 
     def _begin_bulk(self, size: int) -> None:
-        """Move what has come of a large message to where the rest of it can be written."""
+        """Move the received part of a large message into a buffer for all of it."""
         if self._lent is not None:
             try:
                 self._lent.release()
-                # A bytearray refuses to change its size while anything refers to its bytes; this moves none.
+                # A bytearray with exported buffers refuses to change its size; this append and pop move no bytes.
                 self._room.append(self._room.pop())
             except BufferError:
-                # Something made from the last message still refers to it: leave it those bytes.
+                # An object that was decoded from the last message still refers to the buffer.
                 self._room = bytearray()
             self._lent = None
         if len(self._room) < size:
@@ -187,5 +187,5 @@ def frame_line(message: bytes) -> bytes:
 
 
 def frame_length(message: bytes) -> bytes:
-    """A message behind its length."""
+    """A message with its length in front."""
     return len(message).to_bytes(LENGTH_BYTES, "big") + message

@@ -1,25 +1,34 @@
-"""An HTTP request on its way out of the sandbox, and the head of its answer; pure.
+"""An HTTP request that leaves the sandbox as a host call, and the head of its response; pure.
 
-The proxy inside packs a request into the body of one call; the first piece of the answer is a head, all further
-pieces are the body as it comes.
+The body of a call is a packed request; the first piece of the answer is the head, all further pieces the body.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
-#: The service that the proxy calls, and its one method.
+#: The host service that the proxy calls, and its one method.
 MODEL_SERVICE = "model"
 HTTP_METHOD = "http"
+
+#: Headers of one connection (RFC 9110, section 7.6.1), never forwarded; `host` names only the proxy.
+HOP_BY_HOP_HEADERS: Final = frozenset(
+    (
+        *("connection", "host", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection"),
+        *("te", "trailer", "transfer-encoding", "upgrade"),
+    )
+)
 
 Headers = tuple[tuple[str, str], ...]
 
 
 class HttpRequest(msgspec.Struct, frozen=True, array_like=True):
-    """One request, whole. Header names are in small letters; those of the connection itself are left out."""
+    """A whole request. Header names are in lower case; hop-by-hop headers are left out."""
 
     method: str
-    #: Without the query; percent-encoded as it came.
+    #: Without the query; percent-encoded as received.
     path: str
     query: str
     headers: Headers
@@ -30,7 +39,7 @@ class HttpRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HttpHead(msgspec.Struct, frozen=True, array_like=True):
-    """How an answer begins."""
+    """The head of a response."""
 
     status: int
     headers: Headers

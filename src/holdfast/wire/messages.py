@@ -1,7 +1,7 @@
 """Parameters and results of every method, and the notifications; pure data.
 
-Where a Struct of the model is already the right shape it is used as it is. Fields that a peer may leave out have
-defaults; fields that a peer sends and we do not know are ignored, so newer and older versions talk.
+A Struct of `holdfast.types` that has the right shape is used as it is. Fields that a peer may leave out have
+defaults, and unknown fields are ignored, so that newer and older versions are compatible.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandEnded,
+    ExitStatus,
     JobsAtClose,
     ProcessInfo,
     ProcessSpec,
+    ReadUntil,
     ShellStatus,
     Stream,
     Struct,
@@ -26,7 +28,7 @@ Encoding = Literal["json", "msgpack"]
 
 
 class Empty(Struct, frozen=True):
-    """No parameters, or nothing to tell."""
+    """No parameters, or no result."""
 
 
 class InitializeParams(Struct, frozen=True):
@@ -42,37 +44,37 @@ class InitializeResult(Struct, frozen=True):
     server_version: str
     protocol: int
     resumed: bool
-    #: The largest message that the server takes, if it tells.
+    #: The largest message that the server accepts; None from an older server.
     max_message_bytes: int | None = None
 
 
 class SubscribeSpec(Struct, frozen=True, omit_defaults=True):
-    """A reader of one process. The caller chooses `subscription`; it names the reader on this connection."""
+    """A reader of one process. The caller chooses `subscription`, the reader's name on this connection."""
 
     subscription: str
     after_seq: int = 0
-    #: Bytes that may be on their way unacknowledged; None: as fast as the connection takes them.
+    #: Bytes that may be in flight unacknowledged; None: no bound.
     window: int | None = None
-    #: The reader polls: nothing is pushed, and `subscription` is the `reader` of its `process/read`.
+    #: The reader polls: nothing is pushed, and `subscription` is the `reader` of its `process/read` calls.
     polls: bool = False
 
 
 class StartParams(ProcessSpec, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A `ProcessSpec`, how its output is to be pushed, and what the Codex client adds.
+    """A `ProcessSpec`, the way its output is pushed, and fields of the Codex client.
 
     `subscribe` true (the default) pushes everything to this connection, as the Codex client expects; false
-    pushes nothing; a `SubscribeSpec` opens that reader in the same round trip. A field that is not known is an
-    error: it may restrict the process, and must not look enforced.
+    pushes nothing; a `SubscribeSpec` opens that reader in the same round trip. An unknown field is an error: it may
+    be a restriction, which must not look enforced.
     """
 
     subscribe: bool | SubscribeSpec = True
     #: A policy, read by `server.sandbox_policy`.
     sandbox: Any = None
-    #: A network behind the client's own proxy, which this server cannot provide.
+    #: A network behind the client's own proxy; refused, because this server cannot provide it.
     enforce_managed_network: bool = False
     managed_network: Any = None
     network_proxy: Any = None
-    #: For the client's telemetry, and a cache of shell state. Neither restricts anything, and neither is used.
+    #: Telemetry of the client and a cache of shell state; neither restricts anything, and both are ignored.
     metadata: Any = None
     shell_snapshot: Any = None
 
@@ -92,7 +94,7 @@ class ReadParams(Struct, frozen=True):
     after_seq: int | None = None
     max_bytes: int | None = None
     wait_ms: int | None = None
-    #: A name for the polls of one reader: output is kept for the next poll as for a subscription.
+    #: The name of a polling reader: output is held back for its next poll, as for a subscription.
     reader: str | None = None
 
 
@@ -113,7 +115,7 @@ class ResizeParams(Struct, frozen=True):
 
 
 class SignalParams(Struct, frozen=True):
-    """`signal_id` names this sending, so that a request which is sent twice signals once."""
+    """`signal_id` is an idempotency key: a repeated request signals once."""
 
     process_id: str
     signal: str
@@ -127,7 +129,7 @@ class TerminateParams(Struct, frozen=True):
 
 
 class TerminateResult(Struct, frozen=True):
-    """Whether it was running when asked. An unknown process is not an error: it does not run."""
+    """Whether the process was running. An unknown process is not an error: it does not run."""
 
     running: bool
 
@@ -148,8 +150,6 @@ class ListResult(Struct, frozen=True):
 
 
 class UsageParams(Struct, frozen=True):
-    """Of processes, terminals and shells."""
-
     process_ids: tuple[str, ...]
 
 
@@ -165,7 +165,7 @@ class UnsubscribeParams(Struct, frozen=True):
 
 
 class CreditParams(Struct, frozen=True):
-    """The reader has taken everything up to `seq`, `bytes` more than it said before."""
+    """The reader has taken everything up to `seq`, `bytes` more than at its last credit."""
 
     subscription: str
     seq: int
@@ -173,7 +173,7 @@ class CreditParams(Struct, frozen=True):
 
 
 class CancelParams(Struct, frozen=True):
-    """Nobody waits any more for the reply to the request with this id."""
+    """The caller no longer waits for the reply to the request with this id."""
 
     id: int | str
 
@@ -185,13 +185,13 @@ class WaitForPortParams(Struct, frozen=True):
 
 
 class ShutdownParams(Struct, frozen=True):
-    """End the server; None takes the grace period of its settings. `keep` leaves what runs to the keeper."""
+    """Stop the server; None means the grace period of its settings. `keep` leaves processes to the keeper."""
 
     grace_ms: int | None = None
     keep: bool = False
 
 
-# --- the exec_remote family: snake_case on the wire, as its callers have it -----------------------------------
+# --- the exec_remote family: snake_case on the wire, as its callers expect -------------------------------------
 
 
 class Snake(Struct, frozen=True, rename=None):
@@ -213,16 +213,16 @@ class ExecRemoteStartResult(Snake, frozen=True):
 
 
 class ExecRemotePollParams(Snake, frozen=True):
-    """`ack_seq`: the `seq` of the last reply that arrived; what was sent after it is sent again."""
+    """`ack_seq`: the `seq` of the last reply that arrived; output after it is sent again."""
 
     pid: int
     ack_seq: int | None = None
-    #: Wait this long for something to tell.
+    #: How long to wait for output or the end.
     wait_ms: int = 0
 
 
 class ExecRemotePollResult(Snake, frozen=True, omit_defaults=True):
-    #: These have no defaults, so that they are always sent: callers of other languages look them up unasked.
+    #: These have no defaults, so that they are always sent: foreign callers expect them.
     state: Literal["running", "completed", "killed"]
     stdout: str
     stderr: str
@@ -252,10 +252,10 @@ class ShellParams(Struct, frozen=True):
 
 
 class ShellRunParams(Struct, frozen=True, omit_defaults=True):
-    """A command, and how its output comes: little output in the reply, more through the subscription."""
+    """A command, and how its output is sent: a little with the reply, more through the subscription."""
 
     shell_id: str
-    #: Names the command, so that one that is sent twice runs once; its output is read under this id.
+    #: Idempotency key: a repeated request runs the command once. Its output is read under this id.
     command_id: str
     command: str
     cwd: str | None = None
@@ -263,21 +263,21 @@ class ShellRunParams(Struct, frozen=True, omit_defaults=True):
     input: bytes | None = None
     timeout_ms: int | None = None
     subscribe: SubscribeSpec | None = None
-    #: Push every byte as it is printed; without it, what fits comes with the reply.
+    #: Push output as it is printed, instead of sending a small one with the reply.
     live: bool = False
     #: Keep its stdin writable: `process/write` and `process/closeStdin` take the command's id.
     pipe_stdin: bool = False
 
 
 class ShellRunResult(Struct, frozen=True, omit_defaults=True):
-    """How the command ended, and its output unless that was pushed."""
+    """How the command ended, and its output unless it was pushed."""
 
     ended: CommandEnded
     stdout: bytes = b""
     stderr: bytes = b""
-    #: Output comes through the subscription, up to `process/exited`; `stdout` and `stderr` are empty.
+    #: Output goes through the subscription, up to `process/exited`; `stdout` and `stderr` are empty.
     pushed: bool = False
-    #: More was printed than is kept.
+    #: More was printed than is retained.
     truncated: bool = False
 
 
@@ -285,17 +285,17 @@ class ShellStartParams(Struct, frozen=True):
     shell_id: str
     process_id: str
     command: str
-    #: Names this attempt, so that a start which is sent twice starts once.
+    #: Idempotency key: a repeated request starts one process.
     start_id: str | None = None
-    #: Keep stdin writable; without it, it is empty.
+    #: Keep stdin writable; false gives an empty stdin.
     pipe_stdin: bool = False
 
 
 class ShellInterruptParams(Struct, frozen=True):
     shell_id: str
-    #: Only this command: one that waits is taken out of the queue. Without it, the one that runs.
+    #: Interrupt this command, or remove it from the queue. None: the running command.
     command_id: str | None = None
-    #: Names this interrupt, so that one which is sent twice interrupts once.
+    #: Idempotency key: a repeated request interrupts once.
     interrupt_id: str | None = None
 
 
@@ -319,38 +319,40 @@ class ShellListResult(Struct, frozen=True):
 
 class TerminalParams(Struct, frozen=True, omit_defaults=True):
     terminal_id: str
-    #: Look who waits for input: a few files of /proc. Without it `awaiting_input` is None.
+    #: Determine `awaiting_input`, which reads a few files of /proc; otherwise that field is None.
     look: bool = True
 
 
 class TerminalReadParams(Struct, frozen=True, omit_defaults=True):
-    """What came after the position `since`."""
+    """A read after the position `since`."""
 
     terminal_id: str
     since: int = 0
     max_bytes: int | None = None
-    #: Wait this long for something to come.
+    #: How long to wait for output or events.
     wait_ms: int = 0
-    #: Output of different times in events of their own.
+    #: Split output of different times into separate events.
     timing: bool = False
-    #: Prompt marks have their escape sequences as payload.
+    #: Give prompt marks their escape sequences as payload.
     marks: bool = False
+    #: Wait for one of these conditions instead of for anything.
+    until: ReadUntil | None = None
 
 
 class TerminalRunParams(Struct, frozen=True, omit_defaults=True):
-    """Type a command at the prompt, and wait for the prompt to come back."""
+    """Type a command at the prompt, and wait for the next prompt."""
 
     terminal_id: str
     command: str
     timeout_ms: int | None = None
-    #: Of more output, the latest part comes.
+    #: Of more output, the latest part is returned.
     max_bytes: int = TERMINAL_OUTPUT_BYTES
-    #: Names the command, so that one that is sent twice is typed once.
+    #: Idempotency key: a repeated request types the command once.
     run_id: str | None = None
 
 
 class TerminalWithdrawParams(Struct, frozen=True):
-    """Nobody waits for this command any more: it is interrupted."""
+    """Interrupt a command for which no caller waits any more."""
 
     terminal_id: str
     run_id: str
@@ -361,7 +363,7 @@ class TerminalKeysParams(Struct, frozen=True, omit_defaults=True):
 
     terminal_id: str
     keys: tuple[str, ...]
-    #: Names this write, so that one that is sent twice is typed once.
+    #: Idempotency key: a repeated request types once.
     write_id: str | None = None
 
 
@@ -370,12 +372,12 @@ class TerminalWaitParams(Struct, frozen=True, omit_defaults=True):
     until: TerminalWait
     #: None waits without end.
     timeout_ms: int | None = None
-    #: With `change`: for a status with more than so many changes.
+    #: With `change`: wait for a status with a larger `changes`.
     changes: int = 0
 
 
 class TerminalWaitResult(Struct, frozen=True):
-    #: Whether it came in time.
+    #: Whether the condition was reached in time.
     reached: bool
     terminal: TerminalStatus
 
@@ -383,7 +385,7 @@ class TerminalWaitResult(Struct, frozen=True):
 class TerminalCloseParams(Struct, frozen=True, omit_defaults=True):
     terminal_id: str
     mode: CloseMode = "graceful"
-    #: What becomes of background jobs.
+    #: Whether background jobs end with it.
     jobs: JobsAtClose = "kill"
     grace_ms: int = 5000
 
@@ -392,11 +394,11 @@ class TerminalListResult(Struct, frozen=True):
     terminals: tuple[TerminalStatus, ...]
 
 
-# --- services of the host --------------------------------------------------------------------------------------
+# --- host calls ------------------------------------------------------------------------------------------------
 
 
-class ServiceCalled(Struct, frozen=True, tag="called", tag_field="kind"):
-    """Somebody inside calls: the host is to answer under `call_id`."""
+class HostCallBegun(Struct, frozen=True, tag="called", tag_field="kind"):
+    """A program in the sandbox calls; the host answers under `call_id`."""
 
     seq: int
     call_id: str
@@ -404,88 +406,88 @@ class ServiceCalled(Struct, frozen=True, tag="called", tag_field="kind"):
     body: bytes
 
 
-class ServiceCancelled(Struct, frozen=True, tag="cancelled", tag_field="kind"):
-    """The caller is gone, or wants no more."""
+class HostCallCancelled(Struct, frozen=True, tag="cancelled", tag_field="kind"):
+    """The caller has disconnected, or cancelled the call."""
 
     seq: int
     call_id: str
 
 
-ServiceEvent = ServiceCalled | ServiceCancelled
+HostCallEvent = HostCallBegun | HostCallCancelled
 
 
-class ServiceOfferParams(Struct, frozen=True, omit_defaults=True):
-    """The host answers calls of `service`; who calls must know the instance, which is a hash of `key`.
+class HostOfferParams(Struct, frozen=True, omit_defaults=True):
+    """Offer `service`; callers need the instance, which is a hash of `key`.
 
-    A long poll: the reply has what happened after `after_seq`, and what came before need not be kept any more.
+    A long poll: the reply has the events after `after_seq`, and acknowledges those up to it.
     """
 
     service: str
     key: str
-    #: Of the last reply; a server that was restarted counts anew.
+    #: From the last reply; it changes when the server restarts, and `seq` then begins again.
     epoch: str = ""
     after_seq: int = 0
     wait_ms: int = 0
 
 
-class ServiceOfferResult(Struct, frozen=True):
+class HostOfferResult(Struct, frozen=True):
     epoch: str
-    events: tuple[ServiceEvent, ...]
+    events: tuple[HostCallEvent, ...]
 
 
-class ServiceAnswerParams(Struct, frozen=True, omit_defaults=True):
-    """The next pieces of an answer. Counted from 1, so that one that is sent twice arrives once."""
+class HostAnswerParams(Struct, frozen=True, omit_defaults=True):
+    """The next pieces of an answer, numbered from 1, so that a repeated request adds them once."""
 
     call_id: str
     key: str
     #: The number of the first piece.
     seq: int
     data: bytes = b""
-    #: Further pieces, made at the same time.
+    #: Further pieces of the same message.
     more: tuple[bytes, ...] = ()
     end: bool = False
-    #: The end, and the error that the caller gets.
-    error: ServiceFailure | None = None
+    #: Ends the answer with an error for the caller.
+    error: HostCallFailure | None = None
 
 
-class ServiceFailure(Struct, frozen=True):
+class HostCallFailure(Struct, frozen=True):
     code: int
     message: str
 
 
-class ServiceAnswerResult(Struct, frozen=True):
-    """The reply comes once there is room for the next piece. `wanted` is false if nobody reads on."""
+class HostAnswerResult(Struct, frozen=True):
+    """Sent once there is room for the next piece. `wanted` is false if the caller is gone."""
 
     wanted: bool
 
 
-class ServiceWithdrawParams(Struct, frozen=True):
+class HostWithdrawParams(Struct, frozen=True):
     service: str
     key: str
 
 
-class ServiceCallParams(Struct, frozen=True, omit_defaults=True):
-    """Call a service of the host. The reply waits so long for the first pieces of the answer."""
+class HostCallParams(Struct, frozen=True, omit_defaults=True):
+    """Call a service of the host. The reply waits up to `wait_ms` for the first pieces of the answer."""
 
     service: str
     instance: str
     method: str
     body: bytes = b""
     wait_ms: int = 0
-    #: Chosen by the caller, who can then call it off before the first reply. None: the server chooses.
+    #: Chosen by the caller, so that it can cancel before the first reply. None: the server chooses.
     call_id: str | None = None
 
 
-class ServiceReceiveParams(Struct, frozen=True, omit_defaults=True):
-    """What was answered after piece `after_seq`, which is acknowledged with it."""
+class HostReceiveParams(Struct, frozen=True, omit_defaults=True):
+    """Request the pieces after `after_seq`, and acknowledge those up to it."""
 
     call_id: str
     after_seq: int = 0
     wait_ms: int = 0
 
 
-class ServicePieces(Struct, frozen=True, omit_defaults=True):
-    """Pieces of an answer; `seq` is that of the last. An answer that failed is an error instead."""
+class HostAnswerPieces(Struct, frozen=True, omit_defaults=True):
+    """Pieces of an answer; `seq` is the number of the last. A failed answer is an error reply instead."""
 
     call_id: str
     seq: int
@@ -493,7 +495,7 @@ class ServicePieces(Struct, frozen=True, omit_defaults=True):
     ended: bool = False
 
 
-class ServiceCancelParams(Struct, frozen=True):
+class HostCancelParams(Struct, frozen=True):
     call_id: str
 
 
@@ -501,25 +503,27 @@ class ServiceCancelParams(Struct, frozen=True):
 
 
 class OutputParams(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Output as it comes. `chunk` stands last, so that its bytes can be sent straight from the spool."""
+    """Output as it is printed. `chunk` is the last field, so that its bytes can be sent from the spool."""
 
     process_id: str
     seq: int
     stream: Stream
     offset: int
     subscription: str | None = None
-    #: Set when several chunks of one stream were joined: they are `first_seq` to `seq`.
+    #: Set when several chunks of one stream were joined: `first_seq` to `seq`.
     first_seq: int | None = None
     chunk: bytes
 
 
-class ExitedParams(Struct, frozen=True):
+class ExitedParams(ExitStatus, frozen=True, kw_only=True):
     process_id: str
     seq: int
-    exit_code: int
-    signal: str | None = None
     sandbox_denied: bool = False
     subscription: str | None = None
+
+    @property
+    def status(self) -> ExitStatus:
+        return ExitStatus(*(getattr(self, name) for name in ExitStatus.__struct_fields__))
 
 
 class ClosedParams(Struct, frozen=True):

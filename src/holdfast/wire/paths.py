@@ -1,22 +1,28 @@
-"""How a path, a name or a link's target is written on the wire; pure.
+"""The encoding of paths, file names and link targets on the wire; pure.
 
-Neither JSON nor MessagePack can carry text that is no UTF-8, and file names may be any bytes. One rule, both ways:
-text that is UTF-8 stands for itself; any other bytes, and text that begins with `file:`, are `file:` and the bytes
-percent-encoded. So every `file:` URI of this machine is a path as well, which is how the Codex client writes all.
+Neither JSON nor MessagePack can carry text that is not UTF-8, and file names may be any bytes. UTF-8 text is sent
+as it is; any other bytes, and text that begins with `file:`, are sent as `file:` and the percent-encoded bytes.
+So every `file:` URI of this machine is also a path, and the Codex client sends all paths as such URIs.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
+import msgspec
+
 from holdfast.errors import InvalidParams
+from holdfast.types import DirEntry, FileInfo
+
+Info = TypeVar("Info", bound=FileInfo)
 
 SCHEME: Final = "file:"
 
 
 def encode_path(path: str) -> str:
-    """Text as `os.fsdecode` gives it, as the wire has it."""
+    """Encode a path, as `os.fsdecode` returns it, for the wire."""
     if not path.startswith(SCHEME):
         try:
             path.encode()
@@ -29,12 +35,12 @@ def encode_path(path: str) -> str:
     except UnicodeEncodeError:
         raise InvalidParams(f"path {path!r} holds half of a surrogate pair, which is no character") from None
     text = quote(raw, safe="/")
-    # Two slashes would begin the name of a machine.
+    # Two slashes would begin a host name.
     return SCHEME + (f"%2F{text[1:]}" if text.startswith("//") else text)
 
 
 def decode_path(text: str) -> str:
-    """The wire's text as `os.fsdecode` would give it."""
+    """Decode a path from the wire to the form that `os.fsdecode` returns."""
     if not text.startswith(SCHEME):
         return text
     rest = text.removeprefix(SCHEME)
@@ -49,3 +55,11 @@ def decode_path(text: str) -> str:
 def encode_uri(path: str) -> str:
     """An absolute path as a `file:` URI."""
     return "file://" + quote(path.encode(errors="surrogateescape"), safe="/")
+
+
+def map_paths(info: Info, code: Callable[[str], str]) -> Info:
+    """`info` with its file name and link target passed through `encode_path` or `decode_path`."""
+    changed = {} if info.target is None else {"target": code(info.target)}
+    if isinstance(info, DirEntry):
+        changed["name"] = code(info.name)
+    return msgspec.structs.replace(info, **changed) if changed else info

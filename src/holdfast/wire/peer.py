@@ -1,11 +1,10 @@
-"""One end of a JSON-RPC conversation without IO: requests out, pending calls matched with replies; pure.
+"""One end of a JSON-RPC connection without IO: encodes requests and matches replies with pending calls; pure.
 
     peer.call(method, params, on_reply) -> bytes to send
-    peer.receive(message)               -> a Request or Notice to handle, or None (a reply, already delivered)
+    peer.receive(message)               -> a request or notification to handle, or None for a delivered reply
 
-Rules: a reply to an id that is not pending is dropped (it belongs to a call that was given up); a reply that cannot
-be decoded fails the call whose id it has, and no other. Only a message without a readable id is an error of the
-conversation.
+Rules: a reply to an id that is not pending is dropped, because its call was given up; an undecodable reply fails
+only the call with its id. Only a message without a readable id is an error of the connection.
 """
 
 from __future__ import annotations
@@ -17,44 +16,44 @@ from msgspec import UNSET, Raw, UnsetType
 
 from holdfast.errors import HandshakeFailed, HoldfastError, InvalidRequest, error_from_wire
 from holdfast.wire.codec import Codec, Id
-from holdfast.wire.methods import Method
+from holdfast.wire.methods import WireMethod
 
 P = TypeVar("P")
 R = TypeVar("R")
 
-#: Called once with the result, or with the error that came instead.
+#: Called once with the result or the error.
 OnReply = Callable[[Any, HoldfastError | None], None]
 
 
-class Request(NamedTuple):
-    """The other side asks."""
+class IncomingRequest(NamedTuple):
+    """A request from the peer."""
 
     id: Id
     method: str
     params: Raw | UnsetType
 
 
-class Notice(NamedTuple):
-    """The other side tells."""
+class IncomingNotification(NamedTuple):
+    """A notification from the peer."""
 
     method: str
     params: Raw | UnsetType
 
 
 class Peer:
-    """Our end: a codec, and the calls that wait for their replies. `name` is the other side's, for errors."""
+    """A codec and the pending calls. `name` is the peer's name in errors."""
 
-    def __init__(self, codec: Codec | None = None, name: str = "the other side") -> None:
+    def __init__(self, codec: Codec | None = None, name: str = "the peer") -> None:
         self.codec = codec or Codec()
         self._name = name
-        self._pending: dict[int | str, tuple[Method[Any, Any], OnReply]] = {}
+        self._pending: dict[int | str, tuple[WireMethod[Any, Any], OnReply]] = {}
         self._last_id = 0
 
     @property
     def pending(self) -> int:
         return len(self._pending)
 
-    def call(self, method: Method[P, R], params: P, on_reply: OnReply) -> tuple[int, bytes]:
+    def call(self, method: WireMethod[P, R], params: P, on_reply: OnReply) -> tuple[int, bytes]:
         """Register a call; returns its id and the message to send."""
         self._last_id += 1
         message = self.codec.request(self._last_id, method.name, params)
@@ -62,11 +61,11 @@ class Peer:
         return self._last_id, message
 
     def give_up(self, id: int) -> None:
-        """Nobody waits for this reply any more."""
+        """Drop a pending call; its reply will be ignored."""
         self._pending.pop(id, None)
 
-    def receive(self, message: bytes | memoryview) -> Request | Notice | None:
-        """Take one message. Raises `ParseError` or `InvalidRequest` for one that is neither."""
+    def receive(self, message: bytes | memoryview) -> IncomingRequest | IncomingNotification | None:
+        """Process one message; `ParseError` or `InvalidRequest` if it is not a JSON-RPC message."""
         try:
             envelope = self.codec.decode(message)
         except HoldfastError as malformed:
@@ -78,8 +77,8 @@ class Peer:
             return None
         if envelope.method is not UNSET:
             if envelope.id is UNSET:
-                return Notice(envelope.method, envelope.params)
-            return Request(envelope.id, envelope.method, envelope.params)
+                return IncomingNotification(envelope.method, envelope.params)
+            return IncomingRequest(envelope.id, envelope.method, envelope.params)
         if envelope.id is UNSET or (envelope.result is UNSET and envelope.error in (UNSET, None)):
             raise InvalidRequest("a message needs `method`, or `id` with `result` or `error`")
         if envelope.id is not None and envelope.id in self._pending:
@@ -96,5 +95,5 @@ class Peer:
                 on_reply(result, None)
         return None
 
-    def _undecodable(self, method: Method[Any, Any], error: HoldfastError) -> HandshakeFailed:
+    def _undecodable(self, method: WireMethod[Any, Any], error: HoldfastError) -> HandshakeFailed:
         return HandshakeFailed(f"{self._name}: the reply to {method.name} cannot be decoded: {error}")

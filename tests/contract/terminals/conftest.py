@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminals.ways import TERMINAL_SETTINGS, TERMINAL_WAYS, Opener, make_home, terminal_box
 from holdfast import Sandbox
 from holdfast.client.terminal import Terminal
-from holdfast.testing.servers import RunningServer, running_server
+from tests.contract.terminals.ways import TERMINAL_SETTINGS, TERMINAL_WAYS, Opener, make_home, terminal_box
+from tests.support.servers import RunningServer, running_server
 
 
 @pytest.fixture(scope="package")

@@ -1,4 +1,4 @@
-"""The fake terminal beside a real one: the same calls tell the same story."""
+"""The fake terminal beside a real one: the same calls give the same events."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminals.ways import PATIENCE, Opener, make_home, until_event, until_shown, until_status
-from contract.ways import open_box
 from holdfast import Sandbox
 from holdfast.client.terminal import Terminal
 from holdfast.errors import InvalidParams, InvalidRequest, TerminalClosed, TimeoutError
 from holdfast.testing import FakeCommand, FakeExec, answers, cat, hangs, prints
-from holdfast.testing.servers import RunningServer
+from tests.contract.terminals.ways import PATIENCE, Opener, make_home, until_event, until_shown, until_status
+from tests.contract.ways import open_box
+from tests.support.servers import RunningServer
 
 
 async def asks(command: FakeCommand) -> int:
@@ -24,7 +24,7 @@ async def asks(command: FakeCommand) -> int:
 
 
 def fake_exec() -> FakeExec:
-    """What the commands below do in bash."""
+    """The commands below as bash runs them."""
     return FakeExec(
         {"cat": cat, "sleep": hangs()},
         shell_commands={
@@ -140,7 +140,7 @@ async def test_a_continuation_prompt(terminal: Terminal) -> None:
     await terminal.send("'ec\n")
     status = await until_status(terminal, lambda status: status.continuation)
     assert (status.state, (await terminal.wait_until_awaiting_input(PATIENCE)).continuation) == ("BUSY", True)
-    with pytest.raises(TimeoutError, match="asks for the rest"):
+    with pytest.raises(TimeoutError, match="continuation prompt"):
         await terminal.wait_until_idle(0.02)
     events = [event for event in (await terminal.read(since)).events if event.type != "output"]
     assert [(event.type, event.state) for event in events] == [("state", "BUSY"), ("continuation", "BUSY")]

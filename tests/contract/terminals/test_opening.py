@@ -1,4 +1,4 @@
-"""What a terminal is opened with, and what it says of itself, over several ways."""
+"""Options of a new terminal, and its description, over several ways."""
 
 from __future__ import annotations
 
@@ -8,16 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminals.ways import (
-    PATIENCE,
-    TERMINAL_SETTINGS,
-    Opener,
-    is_root,
-    make_home,
-    terminal_box,
-    until_shown,
-)
-from contract.ways import WAYS
 from holdfast import Sandbox, TerminalSize
 from holdfast.errors import (
     CommandNotFound,
@@ -30,8 +20,18 @@ from holdfast.errors import (
     UnknownTerminal,
     UnknownUser,
 )
-from holdfast.testing.servers import RunningServer
 from holdfast.types import TerminalSpec
+from tests.contract.terminals.ways import (
+    PATIENCE,
+    TERMINAL_SETTINGS,
+    Opener,
+    is_root,
+    make_home,
+    terminal_box,
+    until_shown,
+)
+from tests.contract.ways import WAYS
+from tests.support.servers import RunningServer
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -1,4 +1,4 @@
-"""What a terminal shows and what happened when: events, positions, several readers, recordings, screens."""
+"""Output and events of a terminal: events, positions, several readers, recordings, screens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminals.ways import (
+from holdfast import OutputChunk, Sandbox, TerminalSize
+from holdfast.client.terminal import Terminal
+from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
+from holdfast.types import ReadUntil, TerminalEvent
+from tests.contract.terminals.ways import (
     PATIENCE,
     TERMINAL_SETTINGS,
     Opener,
@@ -18,10 +22,6 @@ from contract.terminals.ways import (
     until_event,
     until_status,
 )
-from holdfast import OutputChunk, Sandbox, TerminalSize
-from holdfast.client.terminal import Terminal
-from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
-from holdfast.types import TerminalEvent
 
 
 async def test_events_come_in_their_order_and_say_what_happened(terminal: Terminal) -> None:
@@ -267,7 +267,7 @@ async def test_a_recording_tells_real_times(terminal: Terminal, tmp_path: Path) 
     os.mkfifo(tmp_path / "go")
     running = asyncio.create_task(terminal.run(f"echo be''fore; read x < {tmp_path}/go; echo af''ter"))
     before = await until_event(terminal, lambda event: b"before" in event.payload)
-    # The output before and after differ by at least what the clock says here.
+    # The output before and after differ by at least the time of the clock here.
     await asyncio.sleep(0.05)
     await asyncio.to_thread((tmp_path / "go").write_text, "\n")
     await running
@@ -292,3 +292,44 @@ async def test_the_screen_is_what_a_person_would_see(opened: Opener) -> None:
     assert (screen.rows, screen.cols) == (5, 20)
     again = await (await opened.box.open_terminal(terminal.id)).screen()
     assert again.lines == screen.lines
+
+
+async def test_a_read_ends_when_a_program_reads_input(opened: Opener, terminal: Terminal) -> None:
+    api, since = opened.box.api, (await terminal.describe()).token
+    await terminal.send("read -rsp 'Password: ' secret; echo; echo got $secret\n")
+    found = await api.read_terminal(terminal.id, since=since, wait=PATIENCE, until=ReadUntil(input=True))
+    assert found.outcome is not None
+    assert (found.outcome.reached, found.outcome.idle, found.outcome.line) == ("input", False, "Password: ")
+    assert (found.outcome.terminal.awaiting_input, found.outcome.terminal.password_prompt) == (True, True)
+    assert found.token == found.outcome.terminal.token
+    await terminal.send("x\n")
+    text = ReadUntil(input=True, text="got x")
+    found = await api.read_terminal(terminal.id, since=found.token, wait=PATIENCE, until=text)
+    assert found.outcome is not None
+    assert found.outcome.reached == "text"
+    found = await api.read_terminal(terminal.id, since=since, wait=PATIENCE, until=ReadUntil(prompt=True))
+    assert found.outcome is not None
+    assert (found.outcome.reached, found.outcome.idle, found.outcome.line) == ("prompt", True, "")
+    assert found.events[-1].prompt == "$ "
+
+
+async def test_a_read_until_a_size_waits_for_the_question_behind_it(opened: Opener, terminal: Terminal) -> None:
+    api, since = opened.box.api, (await terminal.describe()).token
+    any_news = ReadUntil(size=1, settle_ms=int(PATIENCE * 1000))
+    nothing = await api.read_terminal(terminal.id, since=since, until=any_news)
+    assert nothing.outcome is not None
+    assert (nothing.outcome.reached, nothing.outcome.idle, nothing.events) == (None, True, ())
+    await terminal.send("clear; printf 'name? '; read -r name\n")
+    await terminal.wait_until_awaiting_input(PATIENCE)
+    found = await api.read_terminal(terminal.id, since=since, wait=PATIENCE, until=any_news)
+    assert found.outcome is not None
+    assert (found.outcome.reached, found.outcome.terminal.awaiting_input) == ("size", True)
+    assert found.outcome.line.endswith("name? ")
+
+
+async def test_a_read_until_a_condition_ends_with_the_output(opened: Opener) -> None:
+    short = await opened(["/bin/sh", "-c", "echo over"])
+    never = ReadUntil(text="never", input=True, prompt=True)
+    found = await opened.box.api.read_terminal(short.id, wait=PATIENCE, until=never)
+    assert found.outcome is not None
+    assert (found.closed, found.outcome.reached, found.outcome.terminal.exit_code) == (True, None, 0)

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminals.ways import (
+from holdfast.client.terminal import Terminal
+from holdfast.errors import InvalidParams, InvalidRequest, TerminalClosed, TimeoutError
+from holdfast.testing.sandbox_suite import TIMEOUTS
+from tests.contract.terminals.ways import (
     PATIENCE,
     Opener,
     number_in,
@@ -17,11 +20,8 @@ from contract.terminals.ways import (
     until_shown,
     until_status,
 )
-from holdfast.client.terminal import Terminal
-from holdfast.errors import InvalidParams, InvalidRequest, TerminalClosed, TimeoutError
-from holdfast.testing.sandbox_suite import TIMEOUTS
-from holdfast.testing.servers import is_alive
-from support.parts import needs
+from tests.support.parts import needs
+from tests.support.servers import is_alive
 
 # --- what is typed ------------------------------------------------------------------------------------------------
 
@@ -60,14 +60,14 @@ async def test_output_and_exit_code_are_exact(opened: Opener, shell: str) -> Non
     terminal = await opened(shell)
     for command, output, code in COMMANDS:
         if shell == "zsh" and "#" in command:
-            continue  # on its command line, zsh knows of comments only if it is told to
+            continue  # on its command line, zsh takes comments only with an option
         result = await terminal.run(command, PATIENCE)
         assert result.exit_code == code, (command, result)
         if output is not None:
             assert result.output_bytes == output, (command, result)
         assert (result.timed_out, result.truncated, result.state) == (False, False, "IDLE")
         assert result.success is (code == 0)
-    # What the user set is the user's: nothing of ours is left behind by them.
+    # Settings of the user stay: nothing of ours is left behind by them.
     assert (await terminal.run("echo $?")).output == "0\n"
 
 
@@ -137,7 +137,7 @@ async def test_at_a_continuation_prompt_the_terminal_is_not_idle(opened: Opener,
         await terminal.send(f"{first}\n")
         status = await until_status(terminal, lambda status: status.continuation)
         assert (status.state, status.reason) == ("BUSY", "")
-        with pytest.raises(TimeoutError, match="asks for the rest"):
+        with pytest.raises(TimeoutError, match="continuation prompt"):
             await terminal.wait_until_idle(0.05)
         status = await terminal.wait_until_awaiting_input(PATIENCE)
         assert (status.state, status.continuation, status.awaiting_input) == ("BUSY", True, True)

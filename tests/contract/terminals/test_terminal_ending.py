@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminals.ways import (
+from holdfast.client.terminal import Terminal
+from holdfast.errors import InvalidParams, StdinClosed, TerminalClosed, UnknownTerminal
+from tests.contract.terminals.ways import (
     PATIENCE,
     Opener,
     make_home,
@@ -20,15 +22,13 @@ from contract.terminals.ways import (
     until_shown,
     until_status,
 )
-from contract.ways import kill_quietly
-from holdfast.client.terminal import Terminal
-from holdfast.errors import InvalidParams, StdinClosed, TerminalClosed, UnknownTerminal
-from holdfast.testing.servers import RunningServer, is_alive
-from holdfast.testing.signalling import send_signal
+from tests.contract.ways import kill_quietly
+from tests.support.servers import RunningServer, is_alive
+from tests.support.signalling import send_signal
 
 
 async def started(terminal: Terminal, command: str) -> int:
-    """The pid of a job that a command puts into the background. `setsid` forks: its own pid says nothing."""
+    """The pid of a job that a command puts into the background. `setsid` forks: its own pid is not the job's."""
     if "setsid" in command:
         command = "mkfifo f; setsid sh -c 'echo $$ > f; exec sleep 1000' & read pid < f; rm f; echo pid:$pid"
     else:
@@ -187,7 +187,7 @@ async def test_jobs_are_kept_by_force(terminal: Terminal) -> None:
 
 
 async def test_a_stopped_job_does_not_hold_it(terminal: Terminal) -> None:
-    """A shell asks back when it is to exit with stopped jobs."""
+    """A shell with stopped jobs refuses the first `exit`."""
     await terminal.send("sleep 1000\n")
     status = await until_status(terminal, lambda status: status.foreground == "sleep")
     pid = status.foreground_pid

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminals.ways import (
+from holdfast import Sandbox
+from holdfast.client.remote import RemoteExec
+from tests.contract.terminals.ways import (
     PATIENCE,
     Opener,
     make_home,
@@ -20,12 +22,10 @@ from contract.terminals.ways import (
     until_event,
     until_shown,
 )
-from contract.test_disconnect import broken_connection
-from contract.test_shell_reconnect import Gate
-from contract.ways import kill_quietly
-from holdfast import Sandbox
-from holdfast.client.remote import RemoteExec
-from holdfast.testing.servers import RunningServer, conversation
+from tests.contract.test_disconnect import broken_connection
+from tests.contract.test_shell_reconnect import Gate
+from tests.contract.ways import kill_quietly
+from tests.support.servers import RunningServer, conversation
 
 
 @pytest.fixture(params=["unix", "ws-json"])
@@ -192,7 +192,7 @@ async def test_a_run_that_is_asked_for_again_is_the_same(terminal_server: Runnin
 async def test_results_that_nobody_heard_are_told_when_asked_again(
     terminal_server: RunningServer, tmp_path: Path
 ) -> None:
-    """More commands under way than a server remembers of those that nobody waits for."""
+    """More commands under way than a server remembers of those without a waiter."""
     count = 40
     runs = {f"unheard-{n}": f"echo {n} >> {tmp_path}/log; (exit {n})" for n in range(count)}
     home = make_home(tmp_path)

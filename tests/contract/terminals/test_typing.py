@@ -7,15 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.terminals.ways import (
-    PATIENCE,
-    Opener,
-    shown,
-    until_event,
-    until_shown,
-    until_status,
-)
-from holdfast import TerminalSize
+from holdfast import TerminalSize, TerminalStates
 from holdfast.client.terminal import Terminal
 from holdfast.errors import (
     InvalidParams,
@@ -23,11 +15,20 @@ from holdfast.errors import (
     TimeoutError,
     UnknownSignal,
 )
+from tests.contract.terminals.ways import (
+    PATIENCE,
+    Opener,
+    shown,
+    until_event,
+    until_shown,
+    until_status,
+)
 
 
-async def test_what_was_looked_at_is_kept_up_to_date(opened: Opener) -> None:
+async def test_a_watched_status_is_kept_up_to_date(opened: Opener) -> None:
     terminal = await opened()
-    assert terminal.status.state == "IDLE"
+    assert terminal.status.state == TerminalStates.IDLE == "IDLE"
+    await terminal.watch()
     person = await opened.box.open_terminal(terminal.id)
     await person.send("cat\n")
     await follow(lambda: terminal.state == "BUSY")
@@ -53,7 +54,7 @@ async def follow(holds: object) -> None:
 
 
 async def test_idle_right_after_typing_means_that_the_command_has_run(terminal: Terminal) -> None:
-    """The shell's own mark of the command may be on its way: nothing else tells that it was taken."""
+    """The shell's own mark of the command may be on its way: nothing else reports that it was taken."""
     start = (await terminal.read()).token
     for number in range(200):
         await terminal.send("true\n" if number % 2 else "(exit 3)\n")
@@ -89,7 +90,7 @@ async def test_half_a_line_is_no_command(terminal: Terminal) -> None:
     await terminal.send("echo typed")
     await until_shown(terminal, b"echo typed")
     assert (await terminal.wait_until_idle(PATIENCE)).state == "IDLE"
-    # What runs has the line to itself.
+    # The running program has the line to itself.
     assert (await terminal.run("echo clean")).output == "clean\n"
 
 

@@ -1,4 +1,4 @@
-"""Terminals over each way, on a server whose bounds a test can meet. Nothing of a test's terminals outlives it.
+"""Terminals over each way, on a server with bounds that a test can meet. Nothing of a test's terminals outlives it.
 
 Every shell has a home of its own with files of three lines: what the machine's users have in theirs is not read.
 """
@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from contract.ways import open_box
 from holdfast import Sandbox
 from holdfast.client.terminal import Terminal
-from holdfast.testing.servers import RunningServer, is_alive
 from holdfast.types import TerminalEvent, TerminalStatus
+from tests.contract.ways import open_box
+from tests.support.servers import RunningServer, is_alive
 
 #: Settings that are small enough to be met by a test.
 TERMINAL_SETTINGS: Final[dict[str, Any]] = {
@@ -33,7 +33,7 @@ PATIENCE: Final = 60.0
 
 
 def make_home(directory: Path) -> Path:
-    """A home whose shells show `$ ` (bash) and `% ` (zsh)."""
+    """A home with shells that show `$ ` (bash) and `% ` (zsh)."""
     home = directory / "home"
     home.mkdir()
     for name in (".bash_profile", ".bashrc"):
@@ -102,7 +102,7 @@ async def until_event(terminal: Terminal, holds: Callable[[TerminalEvent], bool]
 
 
 async def until_status(terminal: Terminal, holds: Callable[[TerminalStatus], bool]) -> TerminalStatus:
-    """Ask until something holds of the terminal, for what no event tells."""
+    """Poll until something holds of the terminal that no event reports."""
     async with asyncio.timeout(PATIENCE):
         while not holds(status := await terminal.describe()):  # noqa: ASYNC110
             await asyncio.sleep(0)

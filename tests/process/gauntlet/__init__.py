@@ -1,27 +1,27 @@
 """The commands that break session shells, as data: what is typed, and exactly what must come back, byte by byte.
 
-Each module has the cases of one kind; `case` says what a case is. Pure: nothing here runs anything.
+Each module has the cases of one kind; `case` defines a case. Pure: nothing here runs anything.
 """
 
 from __future__ import annotations
 
-from gauntlet.case import Case
-from gauntlet.control import CONTROL
-from gauntlet.descriptors import DESCRIPTORS
-from gauntlet.endings import ENDINGS
-from gauntlet.environment import ENVIRONMENT
-from gauntlet.exit_codes import EXIT_CODES
-from gauntlet.input import INPUT, LARGE
-from gauntlet.jobs import JOBS
-from gauntlet.names import NAMES
-from gauntlet.options import OPTIONS
-from gauntlet.output import OUTPUT
-from gauntlet.parsing import PARSING
-from gauntlet.places import PLACES
-from gauntlet.private import PRIVATE
-from gauntlet.state import STATE
-from gauntlet.syntax import HERE_DOCUMENTS, SYNTAX
-from gauntlet.traps import TRAPS
+from tests.process.gauntlet.case import Case
+from tests.process.gauntlet.control import CONTROL
+from tests.process.gauntlet.descriptors import DESCRIPTORS
+from tests.process.gauntlet.endings import ENDINGS
+from tests.process.gauntlet.environment import ENVIRONMENT
+from tests.process.gauntlet.exit_codes import EXIT_CODES
+from tests.process.gauntlet.input import INPUT, LARGE
+from tests.process.gauntlet.jobs import JOBS
+from tests.process.gauntlet.names import NAMES
+from tests.process.gauntlet.options import OPTIONS
+from tests.process.gauntlet.output import OUTPUT
+from tests.process.gauntlet.parsing import PARSING
+from tests.process.gauntlet.places import PLACES
+from tests.process.gauntlet.private import PRIVATE
+from tests.process.gauntlet.state import STATE
+from tests.process.gauntlet.syntax import HERE_DOCUMENTS, SYNTAX
+from tests.process.gauntlet.traps import TRAPS
 
 CASES: tuple[Case, ...] = (
     *OUTPUT,

@@ -1,4 +1,4 @@
-"""What a case of the gauntlet is, and the words that cases are written with.
+"""The definition of a case of the gauntlet, and the words that cases are written with.
 
 Each case runs in a live shell of its own, step after step, on every shell it names. `@DIR@` in a command or in an
 expectation stands for the case's own empty directory, where the shell starts. Pure: nothing here runs anything.
@@ -18,9 +18,9 @@ POSIX = ("dash", "ash")
 ALL = ("bash", "dash", "ash", "zsh")
 BASH_ZSH = ("bash", "zsh")
 
-#: What a stream must be: these bytes, or something that this pattern matches whole.
+#: The expected contents of a stream: these bytes, or a pattern that matches the whole.
 Expected = bytes | re.Pattern[bytes]
-#: What a new shell has of the old one.
+#: The state that a new shell has of the old one.
 Restored = Literal["", "exports", "state"]
 
 
@@ -46,20 +46,20 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """From here on the shell is closed, and the error says why."""
+    """From here on the shell is closed, and the error gives the reason."""
 
     why: str
 
 
 class Late(msgspec.Struct, frozen=True):
-    """What background jobs printed after their commands: exactly this is the shell's own output."""
+    """Output of background jobs after their commands: exactly this is the shell's own output."""
 
     out: bytes = b""
     err: bytes = b""
 
 
 class Case(msgspec.Struct, frozen=True):
-    """Steps in one live shell. It must live to the end unless the last step says that it is closed."""
+    """Steps in one live shell. It must live to the end unless the last step has it closed."""
 
     name: str
     steps: tuple[Step | Closed | Late, ...]
@@ -89,19 +89,19 @@ def says(text: str, line: int | None = 1) -> re.Pattern[bytes]:
 
 
 def fakes(*names: str) -> str:
-    """Functions with these names, each of which only says that it was called."""
+    """Functions with these names, each of which only reports its call."""
     return "; ".join(f"{name}() {{ echo fake {name}; }}" for name in names)
 
 
 def ends(text: str) -> re.Pattern[bytes]:
-    """One line that ends so: for messages whose beginning each shell writes in its own way."""
+    """One line that ends so: for messages that each shell begins in its own way."""
     return re.compile(rb"[^\n]*" + re.escape(text.encode()) + rb"\n")
 
 
 #: The one trap of ours that a listing of traps shows.
 OUR_TRAP = r"trap -- '[^\n]*' (?:SIGRTMAX-7|RTMAX-7|57|USR2)\n"
 ANY = like(".*")
-#: Bash may tell of a job that was killed some commands later (`set -m`), or as soon as it has reaped it.
+#: Bash may report a killed job some commands later (`set -m`), or as soon as it has reaped it.
 NOTICE = like(r"(?:[^\n]*(?:Killed|Terminated)[^\n]*\n)*")
 SOMETHING = like(".+\n")
 ALIVE = Step("echo alive", b"alive\n")

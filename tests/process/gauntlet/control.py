@@ -1,8 +1,22 @@
-"""What leaves a command early or ends the shell: return, exit, exec, signals, errors. Pure data."""
+"""Ways to leave a command early or to end the shell: return, exit, exec, signals, errors. Pure data."""
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, BASH, POSIX, SH, SOMETHING, Case, Closed, Step, case, ends, like, says
+from tests.process.gauntlet.case import (
+    ALIVE,
+    ALL,
+    BASH,
+    POSIX,
+    SH,
+    SOMETHING,
+    Case,
+    Closed,
+    Step,
+    case,
+    ends,
+    like,
+    says,
+)
 
 CONTROL: tuple[Case, ...] = (
     case("return at the top", Step("echo a; return 5; echo no", b"a\n", code=5), Step("echo $?", b"5\n"), on=ALL),

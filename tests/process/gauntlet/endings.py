@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, ANY, BASH, NOTICE, SH, Case, Step, case, like
+from tests.process.gauntlet.case import ALIVE, ALL, ANY, BASH, NOTICE, SH, Case, Step, case, like
 
-#: A child that tells when there is something to interrupt.
+#: A child that reports when there is something to interrupt.
 WAITS = "sh -c 'echo before; exec sleep 1000'"
 
 ENDINGS: tuple[Case, ...] = (
@@ -77,14 +77,14 @@ ENDINGS: tuple[Case, ...] = (
     ),
     case(
         "an interrupt of wait leaves the job",
-        # Known limit: a job of this very command is known by ignoring interrupts. So it says when it does.
+        # Known limit: a job of this very command is known by ignoring interrupts. So it reports when it does.
         Step(
             "mkfifo f; (echo >f; sleep 1000; :) & echo $! >pids; read x <f; echo before; wait; echo no",
             b"before\n",
             ANY,
             130,
             interrupt_at=b"before\n",
-            # Nothing tells when the shell itself waits: it may have been too early, and then a new shell goes on.
+            # No event reports that the shell itself waits: this may be too early, and then a new shell goes on.
             restored=("", "exports"),
         ),
         Step("kill -0 $(cat pids) && echo runs", b"runs\n"),

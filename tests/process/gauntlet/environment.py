@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, ANY, BASH, SH, SOMETHING, Case, Closed, Step, case, like
+from tests.process.gauntlet.case import ALIVE, ALL, ANY, BASH, SH, SOMETHING, Case, Closed, Step, case, like
 
 ENVIRONMENT: tuple[Case, ...] = (
     case(
@@ -141,7 +141,7 @@ ENVIRONMENT: tuple[Case, ...] = (
     case(
         "a variable that is read-only",
         Step("readonly A=1"),
-        # Bash says so and goes on with the old value; the others do not run the command.
+        # Bash prints an error and goes on with the old value; the others do not run the command.
         Step(
             "echo $A",
             {"bash": b"1\n", "": b""},

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, ANY, BASH, BASH_ZSH, SOMETHING, Case, Step, case, ends, like, says
+from tests.process.gauntlet.case import (
+    ALIVE,
+    ALL,
+    ANY,
+    BASH,
+    BASH_ZSH,
+    SOMETHING,
+    Case,
+    Step,
+    case,
+    ends,
+    like,
+    says,
+)
 
 EXIT_CODES: tuple[Case, ...] = (
     case("true and false", Step("true"), Step("false", code=1), Step("true"), on=ALL),

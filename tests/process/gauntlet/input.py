@@ -1,8 +1,8 @@
-"""What commands read from stdin, and commands, values and environments that are large. Pure data."""
+"""Commands that read stdin, and commands, values and environments that are large. Pure data."""
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, ANY, BASH, EVERY_BYTE, SH, Case, Step, case, like
+from tests.process.gauntlet.case import ALIVE, ALL, ANY, BASH, EVERY_BYTE, SH, Case, Step, case, like
 
 INPUT: tuple[Case, ...] = (
     case("cat without input", Step("cat"), Step("cat -"), Step("cat /dev/stdin"), on=ALL),

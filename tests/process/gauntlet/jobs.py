@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, ANY, BASH, NOTICE, SH, Case, Late, Step, case, like, says
+from tests.process.gauntlet.case import ALIVE, ALL, ANY, BASH, NOTICE, SH, Case, Late, Step, case, like, says
 
 #: The last job is the program. Between fork and exec it is a shell that catches TERM, and would lose it.
 EXECUTED = "until grep -q sleep /proc/$!/comm; do :; done"

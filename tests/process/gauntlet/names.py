@@ -1,8 +1,8 @@
-"""What users may name or unset that the shell's own lines depend on: builtins, PATH, IFS, PWD. Pure data."""
+"""Names that users may define or unset although the shell's own lines depend on them: builtins, PATH, IFS, PWD."""
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, ANY, BASH, POSIX, SH, Case, Closed, Step, case, fakes, like
+from tests.process.gauntlet.case import ALIVE, ALL, ANY, BASH, POSIX, SH, Case, Closed, Step, case, fakes, like
 
 NAMES: tuple[Case, ...] = (
     case(
@@ -215,7 +215,7 @@ NAMES: tuple[Case, ...] = (
         "PATH is empty",
         Step("PATH="),
         Step("echo hi; cd /; pwd", b"hi\n/\n", at="/"),
-        # No busybox has these: a part of itself it runs without looking for a file.
+        # No busybox has these: it runs a part of itself without a search for a file.
         Step("locale", err=ANY, code=127),
         Step("getconf", err=ANY, code=127, input="x"),
         Step("PATH=/usr/bin:/bin; ls -d /", b"/\n"),

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, ANY, BASH, POSIX, SH, SOMETHING, Case, Closed, Step, case, ends, like, says
+from tests.process.gauntlet.case import (
+    ALIVE,
+    ALL,
+    ANY,
+    BASH,
+    POSIX,
+    SH,
+    SOMETHING,
+    Case,
+    Closed,
+    Step,
+    case,
+    ends,
+    like,
+    says,
+)
 
 OPTIONS: tuple[Case, ...] = (
     case(

@@ -1,8 +1,21 @@
-"""What commands print: every byte, every size, on both streams, with nothing lost and nothing added. Pure data."""
+"""Output of commands: every byte, every size, on both streams, with nothing lost and nothing added. Pure data."""
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, BASH, BASH_ZSH, EVERY_BYTE, OCTAL, Case, Step, case, ends, like, says
+from tests.process.gauntlet.case import (
+    ALIVE,
+    ALL,
+    BASH,
+    BASH_ZSH,
+    EVERY_BYTE,
+    OCTAL,
+    Case,
+    Step,
+    case,
+    ends,
+    like,
+    says,
+)
 
 OUTPUT: tuple[Case, ...] = (
     case("a silent command", Step("true"), Step("x=1"), Step(":"), ALIVE, on=ALL),

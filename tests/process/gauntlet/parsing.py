@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, BASH, BASH_ZSH, POSIX, SH, SOMETHING, Case, Step, case, ends
+from tests.process.gauntlet.case import ALIVE, ALL, BASH, BASH_ZSH, POSIX, SH, SOMETHING, Case, Step, case, ends
 
 PARSING: tuple[Case, ...] = (
     case(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, SH, Case, Step, case, like
+from tests.process.gauntlet.case import ALIVE, ALL, SH, Case, Step, case, like
 
 PLACES: tuple[Case, ...] = (
     case(

@@ -1,8 +1,8 @@
-"""Commands that destroy the files the shell is told its commands by. Pure data."""
+"""Commands that destroy the files through which the shell gets its commands. Pure data."""
 
 from __future__ import annotations
 
-from gauntlet.case import BASH, Case, Closed, Step, case, ends
+from tests.process.gauntlet.case import BASH, Case, Closed, Step, case, ends
 
 PRIVATE: tuple[Case, ...] = (
     case(

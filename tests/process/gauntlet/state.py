@@ -1,8 +1,8 @@
-"""What one command leaves to the next: variables, functions, aliases, arrays, the directory. Pure data."""
+"""State that one command leaves to the next: variables, functions, aliases, arrays, the directory. Pure data."""
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, ANY, BASH, BASH_ZSH, OUR_TRAP, SH, Case, Step, case, like, says
+from tests.process.gauntlet.case import ALIVE, ALL, ANY, BASH, BASH_ZSH, OUR_TRAP, SH, Case, Step, case, like, says
 
 STATE: tuple[Case, ...] = (
     case(

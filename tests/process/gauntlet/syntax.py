@@ -1,10 +1,10 @@
-"""What cannot be parsed, and here-documents, whole and open: told at once, and the shell as it was. Pure data."""
+"""Unparsable texts, and here-documents, whole and open: an error at once, and the shell unchanged. Pure data."""
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, BASH, BASH_ZSH, SOMETHING, Case, Step, case, like, says
+from tests.process.gauntlet.case import ALIVE, ALL, BASH, BASH_ZSH, SOMETHING, Case, Step, case, like, says
 
-#: Text that no shell can parse: told at once, nothing of it run, the shell as it was.
+#: Text that no shell can parse: an error at once, nothing of it run, the shell unchanged.
 UNPARSABLE = (
     "echo 'oops",
     'echo "oops',

@@ -4,7 +4,20 @@ A listing of traps has one trap of ours in it, on signal 57 (USR2 in zsh): cases
 
 from __future__ import annotations
 
-from gauntlet.case import ALIVE, ALL, ANY, BASH, OUR_TRAP, SH, SOMETHING, Case, Closed, Step, case, like
+from tests.process.gauntlet.case import (
+    ALIVE,
+    ALL,
+    ANY,
+    BASH,
+    OUR_TRAP,
+    SH,
+    SOMETHING,
+    Case,
+    Closed,
+    Step,
+    case,
+    like,
+)
 
 TRAPS: tuple[Case, ...] = (
     case(
@@ -28,7 +41,7 @@ TRAPS: tuple[Case, ...] = (
         Step("trap 'echo a' USR1; trap '' USR2"),
         Step("trap -p USR1 USR2", b"trap -- 'echo a' SIGUSR1\ntrap -- '' SIGUSR2\n"),
         Step("trap", like("trap -- 'echo a' SIGUSR1\ntrap -- '' SIGUSR2\n" + OUR_TRAP)),
-        # What saves the shell's state is there too while a command that may end the shell runs.
+        # The code that saves the shell's state exists too while a command that may end the shell runs.
         Step(
             "set +x; trap",
             like("trap -- '[^\n]*/at_exit' EXIT\ntrap -- 'echo a' SIGUSR1\ntrap -- '' SIGUSR2\n" + OUR_TRAP),

@@ -1,6 +1,6 @@
-"""Run inside a sandbox: the package `anthropic`, unmodified, asks the bridge and prints what it got.
+"""Run inside a sandbox: the package `anthropic`, unmodified, calls the bridge and prints the answers.
 
-The models' names say what they do; `scripted_model.py` has them. Needs nothing of this repository.
+The models' names select their behaviour; `scripted_model.py` has them. Needs nothing of this repository.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ pieces = []
 with client.messages.stream(model="steps", max_tokens=100, messages=said) as stream:
     for piece in stream.text_stream:
         pieces.append(piece)
-        # The model goes on when it is told to: a piece that came late would hang here.
+        # The model goes on at a request of the client: a piece that came late would hang here.
         ask("step")
 got["pieces"] = pieces
 

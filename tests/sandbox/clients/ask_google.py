@@ -1,6 +1,6 @@
-"""Run inside a sandbox: the package `google-genai`, unmodified, asks the bridge and prints what it got.
+"""Run inside a sandbox: the package `google-genai`, unmodified, calls the bridge and prints the answers.
 
-The models' names say what they do; `scripted_model.py` has them. Needs nothing of this repository.
+The models' names select their behaviour; `scripted_model.py` has them. Needs nothing of this repository.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pieces = []
 for answer in models.generate_content_stream(model="steps", contents="hello"):
     if answer.text:
         pieces.append(answer.text)
-        # The model goes on when it is told to: a piece that came late would hang here.
+        # The model goes on at a request of the client: a piece that came late would hang here.
         models.generate_content(model="step", contents="hello")
 got["pieces"] = pieces
 

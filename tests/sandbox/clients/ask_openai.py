@@ -1,6 +1,6 @@
-"""Run inside a sandbox: the package `openai`, unmodified, asks the bridge in its two ways and prints what it got.
+"""Run inside a sandbox: the package `openai`, unmodified, calls the bridge in its two ways and prints the answers.
 
-The models' names say what they do; `scripted_model.py` has them. Needs nothing of this repository.
+The models' names select their behaviour; `scripted_model.py` has them. Needs nothing of this repository.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pieces = []
 for chunk in chat.create(model="steps", messages=said, stream=True):
     if chunk.choices and chunk.choices[0].delta.content:
         pieces.append(chunk.choices[0].delta.content)
-        # The model goes on when it is told to: a piece that came late would hang here.
+        # The model goes on at a request of the client: a piece that came late would hang here.
         chat.create(model="step", messages=said)
 got["pieces"] = pieces
 

@@ -28,7 +28,7 @@ const failing = async (call) => {
 script.push([429, error("resource_exhausted", "too many calls", { reason: "RATE_LIMIT" }, { retryDelay: "1.500s" })]);
 const busy = await failing(service.call("ListSessions", { pageSize: 1 }));
 assert.equal(busy.words, "too many calls; try again in 1.5 s (RATE_LIMIT)");
-assert.equal(busy.passing, true);
+assert.equal(busy.transient, true);
 const [{ path, token, body }] = seen;
 assert.equal(path, "/sessions/holdfast.session.v1.SessionService/ListSessions");
 assert.equal(token, "Bearer hf_x");
@@ -36,17 +36,17 @@ assert.deepEqual(body, { pageSize: 1 });
 
 // A proxy's own pages: one passes, one does not.
 script.push([502, "<h1>Bad Gateway</h1>"], [200, "<h1>Sign in</h1>"], [400, "null"]);
-for (const [words, passing] of [["HTTP 502", true], ["HTTP 200", false], ["HTTP 400", false]]) {
+for (const [words, transient] of [["HTTP 502", true], ["HTTP 200", false], ["HTTP 400", false]]) {
   const caught = await failing(service.call("ListSessions"));
-  assert.equal(caught.words, `${words}, which is no answer of the service`);
-  assert.equal(caught.passing, passing);
+  assert.equal(caught.words, `${words}, which is not an answer of the service`);
+  assert.equal(caught.transient, transient);
 }
 
 // Input whose answer was lost is sent again once, with the same id; one that was refused is not.
 seen.length = 0;
 script.push(null, [200, '{"accepted": true}'], null, null, [403, error("permission_denied", "no", { reason: "POLICY_DENIED" })]);
 assert.equal((await service.send("s1", { text: "ls\n" })).accepted, true);
-assert.equal((await failing(service.send("s1", { text: "ls\n" }))).words, "the service does not answer: it cannot be reached");
+assert.equal((await failing(service.send("s1", { text: "ls\n" }))).words, "the service does not answer: it is unreachable");
 assert.equal((await failing(service.send("s1", { actions: ["CTRL_C"] }))).words, "no (POLICY_DENIED)");
 const ids = seen.map((each) => each.body.requestId);
 assert.equal(ids.length, 5);

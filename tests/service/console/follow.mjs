@@ -41,7 +41,7 @@ const gap = await run(
   at("1", chunk("x\u001b]0;title")),
   at("2", chunk("rest\n", { truncated: true, skippedBytes: "77" }), { payload: "", exitCode: 0 }),
 );
-assert.deepEqual(gap.lines, [["", "x"], ["note", "77 bytes before this are no longer kept"], ["", "rest"], ["note", "exit code 0"]]);
+assert.deepEqual(gap.lines, [["", "x"], ["note", "77 bytes before this are no longer retained"], ["", "rest"], ["note", "exit code 0"]]);
 
 // Prompts: null once something else was printed, undefined while nothing was.
 const asks = { text: "Word: ", awaitingInput: true, password: true };

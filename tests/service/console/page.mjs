@@ -28,7 +28,7 @@ await until(() => $("trouble").textContent.includes("TOKEN_UNKNOWN"));
 assert.equal(sessionStorage.getItem("holdfast.token"), null);
 assert.equal($("inside").hidden, true);
 await enter("no tökên");
-assert.equal($("trouble").textContent, "This is no token.");
+assert.equal($("trouble").textContent, "This is not a token.");
 
 await enter(operator);
 await until(() => row(sessionId));
@@ -88,12 +88,12 @@ await $("following").fire("change");
 assert.match(output(), /\n49\n(.*\n)*Word: $/);
 await $("CTRL_C").fire("click");
 await until(() => $("line").type === "text");
-assert.equal($("said").textContent, "CTRL_C was sent.");
+assert.equal($("outcome").textContent, "CTRL_C was sent.");
 
 // A command that somebody must allow, with a comment that outlives a refresh.
 $("line").value = "touch waited; rm waited";
 await $("type").fire("submit");
-assert.match($("said").textContent, /^It waits for an approval \(apr-/);
+assert.match($("outcome").textContent, /^The input waits for an approval \(apr-/);
 await until(() => $("approvals").children.length === 1);
 assert.equal($("waiting").hidden, false);
 assert.equal(document.title, "(1) Holdfast");
@@ -113,7 +113,7 @@ assert.match($("audit").textContent, /looks right/);
 // What the rules refuse, in words.
 $("line").value = "nc x";
 await $("type").fire("submit");
-assert.match($("said").textContent, /^the policy does not allow this.*\(POLICY_DENIED\)$/);
+assert.match($("outcome").textContent, /^the policy does not allow this.*\(POLICY_DENIED\)$/);
 assert.equal($("line").value, "nc x");
 
 // Closed, but only if it was meant.
@@ -122,8 +122,8 @@ await $("GRACEFUL").fire("click");
 assert.equal($("line").disabled, false);
 globalThis.confirm = () => true;
 await $("GRACEFUL").fire("click");
-assert.match($("said").textContent, /^CLOSED \(closed by operator\)/);
-await until(() => $("line").disabled && $("reading").textContent.startsWith("The session is over"));
+assert.match($("outcome").textContent, /^CLOSED \(closed by operator\)/);
+await until(() => $("line").disabled && $("reading").textContent.startsWith("The session has ended"));
 assert.ok(!row(sessionId));
 location.hash = "";
 await window.fire("hashchange");
@@ -141,7 +141,7 @@ await until(() => row(own.sessionId));
 assert.ok(!row(theirs.sessionId));
 location.hash = `#session/${theirs.sessionId}`;
 await window.fire("hashchange");
-await until(() => $("said").textContent.includes("SESSION_NOT_FOUND"));
+await until(() => $("outcome").textContent.includes("SESSION_NOT_FOUND"));
 await until(() => $("reading").textContent.includes("SESSION_NOT_FOUND"));
 assert.ok(row(own.sessionId));
 await $("leave").fire("click");

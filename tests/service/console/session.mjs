@@ -43,7 +43,7 @@ const errors = {};
 const fails = async (name, call) => {
   const error = await call.then(() => assert.fail(`${name} went well`), (each) => each);
   assert.ok(error instanceof ServiceError, String(error));
-  errors[name] = { words: error.words, code: error.code, passing: error.passing };
+  errors[name] = { words: error.words, code: error.code, transient: error.transient };
 };
 await fails("wrong token", new Service("hf_wrong", base).call("ListSessions"));
 await fails("no session", service.call("GetSession", { sessionId: "ses-none" }));

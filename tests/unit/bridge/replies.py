@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from holdfast.bridge.normal import (
+from holdfast.bridge.types import (
     DialectName,
     ModelReply,
     ModelRequest,
@@ -45,7 +45,7 @@ usages = st.builds(
 
 @st.composite
 def replies(draw: st.DrawFn) -> ModelReply:
-    """Answers that every dialect can say."""
+    """Answers that every dialect can express."""
     kinds = draw(st.lists(st.sampled_from(["text", "thinking", "call"]), max_size=6))
     content: list[Part] = []
     for index, kind in enumerate(kinds):

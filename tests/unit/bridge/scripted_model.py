@@ -1,6 +1,6 @@
 """A scripted model behind the pure functions of the dialects, reached by real clients without a socket.
 
-What a client sends is routed and parsed, what the script says is rendered, whole or in pieces, as the bridge does.
+Requests are routed and parsed, the script's answers are rendered, whole or in pieces, as the bridge does.
 """
 
 from __future__ import annotations
@@ -10,10 +10,19 @@ from typing import Any
 
 import pytest
 
-from holdfast.bridge.deltas import Gathering, deltas_of
-from holdfast.bridge.dialects import DIALECTS, Dialect, Route, dialect_of, embeddings, model_lists, route_of
-from holdfast.bridge.normal import Delta, ModelReply, ModelRequest, Usage
-from holdfast.bridge.token_estimate import estimate_tokens
+from holdfast.bridge.dialects import (
+    DIALECTS,
+    ProviderDialect,
+    Route,
+    dialect_of,
+    embeddings,
+    render_model,
+    render_models,
+    route_of,
+)
+from holdfast.bridge.dialects.streaming import ReplyBuilder, deltas_of
+from holdfast.bridge.limits import estimate_tokens
+from holdfast.bridge.types import Delta, ModelReply, ModelRequest, Usage
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
@@ -31,7 +40,7 @@ Script = ModelReply | list[Delta] | Failure
 
 
 class ScriptedModel:
-    """Answers each request with what `says` holds, and keeps what it was asked."""
+    """Answers each request with `says`, and records the requests."""
 
     def __init__(self, says: Script) -> None:
         self.says = says
@@ -72,9 +81,9 @@ class ScriptedModel:
 
     def _other(self, request: HttpRequest, route: Route) -> bytes:
         if route.operation == "models":
-            return model_lists.render_models(["small", "large"], route.dialect, 1_700_000_000)
+            return render_models(["small", "large"], route.dialect, 1_700_000_000)
         if route.operation == "model":
-            return model_lists.render_model(route.model, route.dialect, 1_700_000_000)
+            return render_model(route.model, route.dialect, 1_700_000_000)
         if route.operation == "embeddings":
             wanted = embeddings.parse(request)
             return embeddings.render([[0.5, -0.25, float(i)] for i in range(len(wanted.input))], wanted, Usage(7))
@@ -86,13 +95,13 @@ def gathered(says: Script) -> ModelReply:
     assert not isinstance(says, Failure)
     if isinstance(says, ModelReply):
         return says
-    gathering = Gathering()
+    builder = ReplyBuilder()
     for delta in says:
-        gathering.feed(delta)
-    return gathering.reply()
+        builder.feed(delta)
+    return builder.reply()
 
 
-def streamed(dialect: Dialect, request: ModelRequest, says: Script) -> Iterator[bytes]:
+def streamed(dialect: ProviderDialect, request: ModelRequest, says: Script) -> Iterator[bytes]:
     stream = DIALECTS[request.dialect].stream(request)
     yield from stream.begin()
     if isinstance(says, Failure):

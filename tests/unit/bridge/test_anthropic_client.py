@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.bridge.normal import (
+from holdfast.bridge.types import (
     FilePart,
     Format,
     ImagePart,
@@ -57,7 +57,7 @@ def client_of(model: ScriptedModel) -> Any:
 
 
 def said(content: Any) -> list[tuple[Any, ...]]:
-    """What the client has of an answer, block by block."""
+    """The client's view of an answer, block by block."""
     blocks: list[tuple[Any, ...]] = []
     for block in content:
         match block.type:

@@ -1,4 +1,4 @@
-"""Properties of every dialect: streams add up, histories come back as they were said, no request breaks it."""
+"""Properties of every dialect: streams add up, histories come back unchanged, no request breaks it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from fuzz.bridge_targets import PATHS, fuzz_requests
 from hypothesis import example, given, settings, strategies as st
 
-from holdfast.bridge.deltas import Gathering, deltas_of
-from holdfast.bridge.dialects import DIALECTS, asked_of, embeddings, route_of
+from fuzz.bridge_targets import PATHS, fuzz_requests
+from holdfast.bridge.dialects import DIALECTS, embeddings, model_and_stream, route_of
 from holdfast.bridge.dialects.fields import checked_body
-from holdfast.bridge.normal import (
+from holdfast.bridge.dialects.streaming import ReplyBuilder, deltas_of
+from holdfast.bridge.sse import SseReader
+from holdfast.bridge.types import (
     Delta,
     DialectName,
     ModelReply,
@@ -29,7 +30,6 @@ from holdfast.bridge.normal import (
     ToolCallPart,
     Usage,
 )
-from holdfast.bridge.sse import SseReader
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
@@ -60,14 +60,14 @@ def in_pieces(reply: ModelReply, size: int) -> list[Delta]:
 @given(replies(), st.integers(1, 7))
 @settings(max_examples=60)
 def test_deltas_add_up_to_the_reply(reply: ModelReply, size: int) -> None:
-    gathering = Gathering()
+    builder = ReplyBuilder()
     for delta in in_pieces(reply, size):
-        gathering.feed(delta)
-    assert gathering.reply() == reply
+        builder.feed(delta)
+    assert builder.reply() == reply
 
 
 def events_of(name: DialectName, reply: ModelReply, size: int) -> list[dict[str, Any]]:
-    """What a stream says, as JSON, without `[DONE]`."""
+    """The events of a stream, as JSON, without `[DONE]`."""
     raw = {"stream_options": {"include_usage": True}}
     stream = DIALECTS[name].stream(request_for(name, stream=True, raw=raw))
     sent = stream.begin()
@@ -142,7 +142,7 @@ def whole_of(name: DialectName, body: dict[str, Any]) -> Any:
         case "anthropic":
             return body["content"]
         case "google":
-            # Words in a row cannot be told apart in a stream of this dialect.
+            # Consecutive words cannot be distinguished in a stream of this dialect.
             return gathered_from("google", [body])
 
 
@@ -264,7 +264,7 @@ def test_what_has_no_word_here_goes_back_as_it_came(name: DialectName) -> None:
     (part,) = parsed.messages[1].content
     assert isinstance(part, OtherPart)
     assert part.raw == raw
-    # Another dialect has no way to say it.
+    # Another dialect cannot express it.
     for other in set(DIALECT_NAMES) - {name}:
         assert b"newThing" not in DIALECTS[other].render(reply, request_for(other))
 
@@ -286,7 +286,7 @@ def test_any_json_is_read_or_refused(value: Any) -> None:
 
 
 def refusal_of(path: str, body: Any) -> InvalidParams | None:
-    """What a request is refused with; None if it was read, whole."""
+    """The error that refuses a request; None if it was read, whole."""
     request = HttpRequest("POST", path, "", (), json.dumps(body).encode())
     route = route_of(request)
     assert route is not None
@@ -294,7 +294,7 @@ def refusal_of(path: str, body: Any) -> InvalidParams | None:
         if route.operation == "embeddings":
             assert embeddings.parse(request).raw == body
         else:
-            asked_of(checked_body(request), request, route)
+            model_and_stream(checked_body(request), request, route)
             assert DIALECTS[route.dialect].parse(request).raw == body
     except InvalidParams as refusal:
         return refusal
@@ -327,7 +327,7 @@ def test_a_malformed_request_is_read_or_refused_by_its_field(given_: tuple[str, 
 
 
 def test_nesting_at_the_edge_of_the_stack_is_refused_like_any_mistake() -> None:
-    """What the decoder takes may be too deep for the encoder, which runs deeper in the stack."""
+    """A value that the decoder takes may be too deep for the encoder, which runs deeper in the stack."""
     outcomes: list[str] = []
     for depth in (50, *range(850, 1000, 3), 200_000):
         body = b'{"model":"m","input":"?","metadata":' + b"[" * depth + b"]" * depth + b"}"
@@ -345,7 +345,7 @@ def test_the_samples_are_read(path: str) -> None:
     request = HttpRequest("POST", path, "", (), json.dumps(SAMPLES[path]).encode())
     route = route_of(request)
     assert route is not None
-    model, _ = asked_of(checked_body(request), request, route)
+    model, _ = model_and_stream(checked_body(request), request, route)
     assert model == "m"
     if route.operation == "embeddings":
         assert embeddings.parse(request).input == ("a", (1, 2))
@@ -354,28 +354,28 @@ def test_the_samples_are_read(path: str) -> None:
 
 
 def test_late_pieces_of_a_call_are_refused() -> None:
-    gathering = Gathering()
-    gathering.feed(ToolCallDelta(0, "a", "f", "{"))
-    gathering.feed(ToolCallDelta(1, "b", "g", "{"))
+    builder = ReplyBuilder()
+    builder.feed(ToolCallDelta(0, "a", "f", "{"))
+    builder.feed(ToolCallDelta(1, "b", "g", "{"))
     with pytest.raises(InvalidParams, match="tool call 0: a piece came after"):
-        gathering.feed(ToolCallDelta(0, arguments="}"))
+        builder.feed(ToolCallDelta(0, arguments="}"))
     with pytest.raises(InvalidParams, match="tool call 2: its first piece has no name"):
-        gathering.feed(ToolCallDelta(2, arguments="{}"))
+        builder.feed(ToolCallDelta(2, arguments="{}"))
 
 
 def test_a_stop_reason_left_out_follows_from_the_content() -> None:
-    gathering = Gathering("call_7")
-    gathering.feed(ToolCallDelta(0, name="f"))
-    gathering.feed(StopDelta())
-    reply = gathering.reply()
+    builder = ReplyBuilder("call_7")
+    builder.feed(ToolCallDelta(0, name="f"))
+    builder.feed(StopDelta())
+    reply = builder.reply()
     assert reply.content == (ToolCallPart("call_7_0", "f", "{}"),)
     assert reply.reason == "tool_use"
 
 
 def test_a_look_at_the_reply_changes_nothing() -> None:
-    gathering = Gathering()
+    builder = ReplyBuilder()
     for text in ("one", " two"):
-        gathering.feed(TextDelta(text))
-        gathering.reply()
-    assert gathering.reply().content == (TextPart("one two"),)
-    assert len(gathering.close()) == 1
+        builder.feed(TextDelta(text))
+        builder.reply()
+    assert builder.reply().content == (TextPart("one two"),)
+    assert len(builder.close()) == 1

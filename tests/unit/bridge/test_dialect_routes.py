@@ -1,4 +1,4 @@
-"""Which path is whose, whose errors a caller understands, and what only a provider can answer."""
+"""The dialect of each path, the form of its errors, and the requests that only a provider can answer."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import pytest
 from holdfast.bridge.dialects import (
     DIALECTS,
     Route,
-    as_checked,
-    asked_of,
-    asked_tokens,
+    canonical_request,
     dialect_of,
     embeddings,
-    only_a_provider_can,
+    model_and_stream,
+    requested_tokens,
     route_of,
+    unsupported_by_function,
 )
 from holdfast.bridge.dialects.fields import Fields, checked_body
-from holdfast.bridge.normal import (
+from holdfast.bridge.limits import IMAGE_TOKENS, estimate_tokens
+from holdfast.bridge.types import (
     FilePart,
     ImagePart,
     Message,
@@ -32,7 +33,6 @@ from holdfast.bridge.normal import (
     ToolResultPart,
     Usage,
 )
-from holdfast.bridge.token_estimate import IMAGE_TOKENS, estimate_tokens
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import Headers, HttpRequest
 
@@ -98,10 +98,10 @@ def test_errors_are_in_the_dialect_of_the_caller(path: str, headers: Headers, na
 def test_asked_of_looks_only_at_model_and_stream() -> None:
     broken = {"model": "m", "stream": True, "messages": "not a list"}
     request = asking("POST", "/v1/messages", body=broken)
-    assert asked_of(checked_body(request), request, Route("anthropic", "generate")) == ("m", True)
+    assert model_and_stream(checked_body(request), request, Route("anthropic", "generate")) == ("m", True)
     streaming = asking("POST", "/v1beta/models/g:streamGenerateContent")
-    assert asked_of(Fields({}), streaming, Route("google", "generate", "g")) == ("g", True)
-    assert asked_of(Fields({}), asking("GET", "/v1/models"), Route("openai_chat", "models")) == ("", False)
+    assert model_and_stream(Fields({}), streaming, Route("google", "generate", "g")) == ("g", True)
+    assert model_and_stream(Fields({}), asking("GET", "/v1/models"), Route("openai_chat", "models")) == ("", False)
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_asked_of_looks_only_at_model_and_stream() -> None:
         (b"{}", "model: is missing"),
         (b'{"model": ""}', "model: is empty"),
         (b'{"model": " "}', "model: is empty"),
-        (b'{"model": "m", "model": "dear"}', "model: is there twice"),
-        (b'{"model": "m", "\\u006dodel": "dear"}', "model: is there twice"),
-        (b'{"model": "m", "x": {"a": 1, "a": 2}}', "a: is there twice"),
-        (b'{"model": "m", "Model": "dear"}', "Model: stands beside 'model'"),
-        (b'{"MODEL": "dear"}', "MODEL: is written 'model'"),
-        (b'{"model": "m", "Background": true}', "Background: is written 'background'"),
-        (b'{"model": "m", "maxTokens": 9}', "maxTokens: is written 'max_tokens'"),
-        (b'{"model": "m", "generationConfig": {}, "generation_config": {}}', "stands beside 'generationConfig'"),
+        (b'{"model": "m", "model": "dear"}', "model: appears twice"),
+        (b'{"model": "m", "\\u006dodel": "dear"}', "model: appears twice"),
+        (b'{"model": "m", "x": {"a": 1, "a": 2}}', "a: appears twice"),
+        (b'{"model": "m", "Model": "dear"}', "Model: conflicts with 'model'"),
+        (b'{"MODEL": "dear"}', "MODEL: must be written 'model'"),
+        (b'{"model": "m", "Background": true}', "Background: must be written 'background'"),
+        (b'{"model": "m", "maxTokens": 9}', "maxTokens: must be written 'max_tokens'"),
+        (b'{"model": "m", "generationConfig": {}, "generation_config": {}}', "conflicts with 'generationConfig'"),
         (b'{"model": "m", "a": NaN}', "is not JSON"),
         (b'{"model": "m", "a": "\\ud800"}', "is not JSON"),
     ],
@@ -125,16 +125,16 @@ def test_asked_of_looks_only_at_model_and_stream() -> None:
 def test_a_body_that_two_readers_read_differently_is_refused(body: bytes, says: str) -> None:
     request = HttpRequest("POST", "/v1/messages", "", (), body)
     with pytest.raises(InvalidParams, match=re.escape(says)):
-        asked_of(checked_body(request), request, Route("anthropic", "generate"))
+        model_and_stream(checked_body(request), request, Route("anthropic", "generate"))
 
 
 def test_a_body_is_sent_as_it_was_read() -> None:
     written = b' {"model" : "\\u006d" , "messages" : [ 1.5 , null , {"Name": 1, "name": 2} ] , "x" : "\\u00e9"} '
     request = HttpRequest("POST", "/v1beta/models/%67%2F%2E:generateContent", "", (), written)
-    sent = as_checked(request, checked_body(request))
+    sent = canonical_request(request, checked_body(request))
     assert json.loads(sent.body) == json.loads(written)
     assert sent.path == "/v1beta/models/g%2F.:generateContent"
-    assert as_checked(sent, checked_body(sent)) == sent
+    assert canonical_request(sent, checked_body(sent)) == sent
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_what_a_request_asks_for_is_known_before(path: str, more: dict[str, Any]
     request = asking("POST", path, body=body)
     route = route_of(request)
     assert route is not None
-    asked = asked_tokens(request, checked_body(request), route)
+    asked = requested_tokens(request, checked_body(request), route)
     assert asked.output == output
     assert asked.input >= 1
 
@@ -167,14 +167,14 @@ def test_an_image_is_no_text() -> None:
     request = asking(
         "POST", "/v1/chat/completions", body={"model": "m", "messages": [{"role": "user", "content": content}]}
     )
-    asked = asked_tokens(request, checked_body(request), Route("openai_chat", "generate"))
+    asked = requested_tokens(request, checked_body(request), Route("openai_chat", "generate"))
     assert 1_000 < asked.input < 10_000
 
 
 @pytest.mark.parametrize(
     ("path", "body", "says"),
     [
-        ("/v1/chat/completions", {"messages": [], "n": 2}, "2 answers"),
+        ("/v1/chat/completions", {"messages": [], "n": 2}, "2 replies"),
         ("/v1/completions", {"prompt": ["a", "b"]}, "2 prompts"),
         (
             "/v1/responses",
@@ -190,7 +190,7 @@ def test_what_only_a_provider_can_answer(path: str, body: dict[str, Any], says: 
     request = asking("POST", path, body={"model": "m", **body})
     route = route_of(request)
     assert route is not None
-    reason = only_a_provider_can(DIALECTS[route.dialect].parse(request))
+    reason = unsupported_by_function(DIALECTS[route.dialect].parse(request))
     assert reason is not None
     with pytest.raises(InvalidParams, match=says):
         raise InvalidParams(reason)
@@ -199,13 +199,14 @@ def test_what_only_a_provider_can_answer(path: str, body: dict[str, Any], says: 
 def test_what_a_function_can_answer() -> None:
     body = {"model": "m", "input": "?", "store": False, "background": False, "previous_response_id": None}
     assert (
-        only_a_provider_can(DIALECTS["openai_responses"].parse(asking("POST", "/v1/responses", body=body))) is None
+        unsupported_by_function(DIALECTS["openai_responses"].parse(asking("POST", "/v1/responses", body=body)))
+        is None
     )
 
 
 def test_compressed_bodies_are_refused_in_words() -> None:
     request = asking("POST", "/v1/messages", (("content-encoding", "zstd"),), {})
-    with pytest.raises(InvalidParams, match="content-encoding: zstd is not understood"):
+    with pytest.raises(InvalidParams, match="content-encoding: zstd is not supported"):
         DIALECTS["anthropic"].parse(request)
 
 
@@ -220,7 +221,7 @@ def test_arguments_that_are_no_object_are_told_where_an_object_is_needed() -> No
 
 def test_embeddings_must_be_one_for_each_input() -> None:
     request = embeddings.parse(asking("POST", "/v1/embeddings", body={"model": "e", "input": ["a", "b"]}))
-    with pytest.raises(InvalidParams, match="1 vectors were given for 2 inputs"):
+    with pytest.raises(InvalidParams, match="1 vectors for 2 inputs"):
         embeddings.render([[1.0]], request, Usage())
     with pytest.raises(InvalidParams, match=r"input\[1\]: must be a string or an array of token numbers"):
         embeddings.parse(asking("POST", "/v1/embeddings", body={"model": "e", "input": ["a", 1.5]}))

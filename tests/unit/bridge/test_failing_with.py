@@ -1,4 +1,4 @@
-"""The block of a bridge when something that it depends on ends: which error is raised, and whose cancellation.
+"""The block of a bridge when a part that it depends on ends: the error that is raised, and the cancellation.
 
 The order of callbacks is the whole matter, so the events are futures of the test and not a server's.
 """
@@ -79,7 +79,7 @@ async def test_a_watched_task_that_ends_cancels_the_block_and_its_error_is_raise
 
 
 async def test_a_cancellation_that_the_block_swallows_or_requests_again_ends_with_it() -> None:
-    """A TaskGroup whose children fail, too, requests its parent's cancellation again (Python 3.13)."""
+    """A TaskGroup with children that fail, too, requests its parent's cancellation again (Python 3.13)."""
     gone = new_future()
     task = await watching(gone)
     asyncio.get_running_loop().call_soon(gone.set_exception, SandboxGone("docker:x"))

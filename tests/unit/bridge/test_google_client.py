@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.bridge.normal import (
+from holdfast.bridge.types import (
     FilePart,
     Format,
     ImagePart,
@@ -46,7 +46,7 @@ TOOL_RUN: Script = [
 
 
 def client_of(model: ScriptedModel) -> Any:
-    """Keep it in a variable: it closes its connections when nobody holds it."""
+    """Keep it in a variable: it closes its connections when its last reference goes."""
     http = client_http()
     options = genai.types.HttpOptions(
         base_url="http://bridge", api_version="v1beta", client_args={"transport": model.transport(http)}

@@ -1,4 +1,4 @@
-"""What a bridge lets in and what it counts: decisions on plain values."""
+"""Admission and counters of a bridge: decisions on plain values."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.bridge import Limits, Price, Spent, Usage
 from holdfast.bridge.limits import (
-    Asked,
     Refusal,
+    RequestedTokens as Requested,
     Reservation,
     refuse_model,
     refuse_request,
@@ -108,23 +108,28 @@ PRICED = Limits(money=10.0, prices={"*": Price(1_000_000, 2_000_000)})
 @pytest.mark.parametrize(
     ("limits", "spent", "asked", "reserved"),
     [
-        (Limits(tokens=100), Spent(), Asked(10, 90), Reservation(100, 2.0 * 90 + 10)),
-        (Limits(tokens=100), Spent(), Asked(10, 91), None),
-        (Limits(tokens=100), Spent(tokens=50, reserved_tokens=30), Asked(10, 10), Reservation(20, 30.0)),
-        (Limits(tokens=100), Spent(tokens=50, reserved_tokens=31), Asked(10, 10), None),
+        (Limits(tokens=100), Spent(), Requested(10, 90), Reservation(100, 2.0 * 90 + 10)),
+        (Limits(tokens=100), Spent(), Requested(10, 91), None),
+        (
+            Limits(tokens=100),
+            Spent(tokens=50, reserved_tokens=30),
+            Requested(10, 10),
+            Reservation(20, 30.0),
+        ),
+        (Limits(tokens=100), Spent(tokens=50, reserved_tokens=31), Requested(10, 10), None),
         # Without a maximum it gets what is left, and what is likely at most.
-        (Limits(tokens=100), Spent(), Asked(10), Reservation(100, 190.0)),
-        (Limits(tokens=100), Spent(), Asked(100), None),
-        (Limits(tokens=10**6), Spent(), Asked(10), Reservation(8_202, 10.0 + 2 * 8_192)),
-        (PRICED, Spent(), Asked(4, 3), Reservation(7, 10.0)),
-        (PRICED, Spent(), Asked(4, 4), None),
-        (PRICED, Spent(money=2.0, reserved_money=1.0), Asked(4, 2), None),
-        (PRICED, Spent(), Asked(4), Reservation(7, 10.0)),
-        (PRICED, Spent(), Asked(11), None),
+        (Limits(tokens=100), Spent(), Requested(10), Reservation(100, 190.0)),
+        (Limits(tokens=100), Spent(), Requested(100), None),
+        (Limits(tokens=10**6), Spent(), Requested(10), Reservation(8_202, 10.0 + 2 * 8_192)),
+        (PRICED, Spent(), Requested(4, 3), Reservation(7, 10.0)),
+        (PRICED, Spent(), Requested(4, 4), None),
+        (PRICED, Spent(money=2.0, reserved_money=1.0), Requested(4, 2), None),
+        (PRICED, Spent(), Requested(4), Reservation(7, 10.0)),
+        (PRICED, Spent(), Requested(11), None),
     ],
 )
 def test_what_a_call_asks_for_is_reserved_or_refused(
-    limits: Limits, spent: Spent, asked: Asked, reserved: Reservation | None
+    limits: Limits, spent: Spent, asked: Requested, reserved: Reservation | None
 ) -> None:
     found = reserve(limits, spent, asked, Price(1_000_000, 2_000_000))
     if reserved is not None:

@@ -27,7 +27,7 @@ from holdfast.bridge import (
     Usage,
 )
 from holdfast.bridge.dialects.embeddings import EmbeddingsRequest
-from holdfast.bridge.model_service import ModelService
+from holdfast.bridge.model_calls import ModelCalls
 from holdfast.errors import ConnectionLost, InvalidParams, MethodNotFound
 from holdfast.wire.http_messages import HTTP_METHOD, HttpHead, HttpRequest, pack_request, unpack_head
 
@@ -43,7 +43,7 @@ def chat(**more: Any) -> bytes:
 
 
 async def ask(
-    service: ModelService, path: str = CHAT, body: bytes = b"", headers: tuple[tuple[str, str], ...] = ()
+    service: ModelCalls, path: str = CHAT, body: bytes = b"", headers: tuple[tuple[str, str], ...] = ()
 ) -> tuple[HttpHead, bytes]:
     request = HttpRequest("POST" if body else "GET", path, "", headers, body)
     pieces = [piece async for piece in await service.handle(HTTP_METHOD, pack_request(request))]
@@ -52,7 +52,7 @@ async def ask(
 
 async def test_a_call_is_answered_counted_and_written_down() -> None:
     told: list[CallRecord] = []
-    service = ModelService(greet, Limits(prices={"m": Price(1_000_000, 1_000_000)}), on_call=told.append)
+    service = ModelCalls(greet, Limits(prices={"m": Price(1_000_000, 1_000_000)}), on_call=told.append)
     head, body = await ask(service, body=chat())
     assert head.status == 200
     assert json.loads(body)["choices"][0]["message"]["content"] == "hello"
@@ -70,7 +70,7 @@ async def test_a_call_is_answered_counted_and_written_down() -> None:
 
 
 async def test_a_websocket_is_refused_with_the_status_that_means_use_http() -> None:
-    head, body = await ask(ModelService(greet), "/v1/responses", headers=(("sec-websocket-key", "AAAA"),))
+    head, body = await ask(ModelCalls(greet), "/v1/responses", headers=(("sec-websocket-key", "AAAA"),))
     assert (head.status, "use POST" in json.loads(body)["error"]["message"]) == (426, True)
 
 
@@ -80,7 +80,7 @@ async def test_words_and_deltas_are_an_answer_whole_or_streamed(stream: bool) ->
         yield "one "
         yield TextDelta("two")
 
-    head, body = await ask(ModelService(speak), body=chat(stream=stream))
+    head, body = await ask(ModelCalls(speak), body=chat(stream=stream))
     kind = dict(head.headers)["content-type"].partition(";")[0]
     assert kind == ("text/event-stream" if stream else "application/json")
     assert (b'"one "' in body and b'"two"' in body) if stream else b'"one two"' in body
@@ -91,7 +91,7 @@ async def test_a_function_that_fails_in_its_stream_ends_it_with_an_error() -> No
         yield "one"
         raise ModelError("no more", 529)
 
-    service = ModelService(break_off)
+    service = ModelCalls(break_off)
     head, body = await ask(service, body=chat(stream=True))
     assert (head.status, b"no more" in body, b"[DONE]" in body) == (200, True, False)
     assert service.calls[0].error == "ModelError: no more"
@@ -101,9 +101,9 @@ async def test_a_function_that_gives_something_else_is_an_error() -> None:
     async def wrong(request: ModelRequest) -> Any:
         return 3
 
-    head, body = await ask(ModelService(wrong), body=chat())
+    head, body = await ask(ModelCalls(wrong), body=chat())
     assert head.status == 500
-    assert "gave a int" in json.loads(body)["error"]["message"]
+    assert "returned a int" in json.loads(body)["error"]["message"]
 
 
 async def test_an_answer_that_hangs_in_its_middle_is_broken_off() -> None:
@@ -111,11 +111,11 @@ async def test_an_answer_that_hangs_in_its_middle_is_broken_off() -> None:
         yield "one"
         await asyncio.Event().wait()
 
-    service = ModelService(hang, Limits(timeout=0.01))
+    service = ModelCalls(hang, Limits(timeout=0.01))
     with pytest.raises(ConnectionLost, match="not ended in time"):
         await ask(service, body=chat(stream=True))
     (call,) = service.calls
-    assert (call.status, call.error, call.cancelled) == (200, "the answer has not ended in time", False)
+    assert (call.status, call.error, call.cancelled) == (200, "the response has not ended in time", False)
     assert service.spent.running == 0
 
 
@@ -123,7 +123,7 @@ async def test_a_timeout_of_the_functions_own_is_its_own() -> None:
     async def slow(request: ModelRequest) -> str:
         raise TimeoutError("of mine")
 
-    head, body = await ask(ModelService(slow), body=chat())
+    head, body = await ask(ModelCalls(slow), body=chat())
     assert (head.status, b"TimeoutError" in body) == (500, True)
 
 
@@ -132,7 +132,7 @@ async def test_a_caller_that_leaves_is_estimated() -> None:
         while True:
             yield "four "
 
-    service = ModelService(endless, Limits(tokens=10))
+    service = ModelCalls(endless, Limits(tokens=10))
     request = HttpRequest("POST", CHAT, "", (), chat(stream=True))
     answer: Any = await service.handle(HTTP_METHOD, pack_request(request))
     for _ in range(10):
@@ -151,13 +151,13 @@ async def test_calls_that_run_at_once_cannot_pass_a_budget_together() -> None:
         await go_on.wait()
         return ModelReply((TextPart("x"),), usage=Usage(5, 40))
 
-    service = ModelService(slow, Limits(tokens=150))
+    service = ModelCalls(slow, Limits(tokens=150))
     first = [asyncio.create_task(ask(service, body=chat(max_tokens=40))) for _ in range(10)]
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     refused = [head for head, _ in (task.result() for task in first if task.done())]
     assert len(refused) == 7
     assert {head.status for head in refused} == {429}
-    # What is reserved may come back, so a client may try again.
+    # Reserved tokens may come back, so a client may try again.
     assert all(dict(head.headers)["retry-after"] == "1" for head in refused)
     assert service.spent.reserved_tokens == 3 * 45
     go_on.set()
@@ -172,7 +172,7 @@ async def test_a_call_that_fails_gives_back_what_was_reserved() -> None:
     async def fail(request: ModelRequest) -> ModelReply:
         raise ModelError("no", 500)
 
-    service = ModelService(fail, Limits(tokens=1000))
+    service = ModelCalls(fail, Limits(tokens=1000))
     assert (await ask(service, body=chat(max_tokens=900)))[0].status == 500
     assert (service.spent.reserved_tokens, service.spent.tokens) == (0, 0)
 
@@ -191,7 +191,7 @@ async def test_what_would_pass_the_limits_is_refused_before_a_provider_sees_it(
     body: bytes, status: int, named: str
 ) -> None:
     limits = Limits(models=("m",), tokens=1_000_000)
-    service = ModelService(Upstream("http://127.0.0.1:1", "sk-0123456789"), limits)
+    service = ModelCalls(Upstream("http://127.0.0.1:1", "sk-0123456789"), limits)
     head, answer = await ask(service, "/v1/responses", body)
     assert (head.status, json.loads(answer)["error"]["message"].partition(":")[0]) == (status, named)
     assert service.spent.running == 0
@@ -231,7 +231,7 @@ async def test_no_form_of_the_key_comes_back_and_the_body_is_sent_as_it_was_chec
 
     async with await asyncio.start_server(provide, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        service = ModelService(Upstream(f"http://127.0.0.1:{port}", KEY))
+        service = ModelCalls(Upstream(f"http://127.0.0.1:{port}", KEY))
         head, answer = await ask(service, "/v1/messages", b' {"\\u006dodel" : "m", "messages":[ ]}')
         await service.aclose()
     assert head.status == status
@@ -243,7 +243,7 @@ async def test_no_form_of_the_key_comes_back_and_the_body_is_sent_as_it_was_chec
 
 
 async def test_lists_of_models_have_those_that_are_allowed() -> None:
-    service = ModelService({"b": greet, "a": greet, "dear": greet}, Limits(models=("a", "b")))
+    service = ModelCalls({"b": greet, "a": greet, "dear": greet}, Limits(models=("a", "b")))
     _, openai = await ask(service, "/v1/models")
     _, anthropic = await ask(service, "/v1/models", headers=(("anthropic-version", "1"),))
     assert [each["id"] for each in json.loads(openai)["data"]] == ["a", "b"]
@@ -253,8 +253,8 @@ async def test_lists_of_models_have_those_that_are_allowed() -> None:
 
 
 async def test_a_model_that_is_not_there_names_those_that_are() -> None:
-    head, body = await ask(ModelService({"mine": greet}), body=chat())
-    assert (head.status, "there are mine" in json.loads(body)["error"]["message"]) == (404, True)
+    head, body = await ask(ModelCalls({"mine": greet}), body=chat())
+    assert (head.status, "known models: mine" in json.loads(body)["error"]["message"]) == (404, True)
 
 
 async def test_embeddings_come_from_the_functions_embed() -> None:
@@ -266,13 +266,13 @@ async def test_embeddings_come_from_the_functions_embed() -> None:
             return [[float(len(each))] for each in request.input]
 
     body = json.dumps({"model": "m", "input": ["a", "abc"]}).encode()
-    head, answer = await ask(ModelService(Embedding()), "/v1/embeddings", body)
+    head, answer = await ask(ModelCalls(Embedding()), "/v1/embeddings", body)
     assert (head.status, [each["embedding"] for each in json.loads(answer)["data"]]) == (200, [[1.0], [3.0]])
-    assert (await ask(ModelService(greet), "/v1/embeddings", body))[0].status == 404
+    assert (await ask(ModelCalls(greet), "/v1/embeddings", body))[0].status == 404
 
 
 async def test_tokens_are_counted_by_estimate() -> None:
-    head, body = await ask(ModelService(greet), "/v1/messages/count_tokens", chat())
+    head, body = await ask(ModelCalls(greet), "/v1/messages/count_tokens", chat())
     assert (head.status, json.loads(body)["input_tokens"] > 0) == (200, True)
 
 
@@ -280,7 +280,7 @@ async def test_a_callback_that_fails_harms_nobody(caplog: pytest.LogCaptureFixtu
     def fail(call: CallRecord) -> None:
         raise RuntimeError("mine")
 
-    service = ModelService(greet, on_call=fail)
+    service = ModelCalls(greet, on_call=fail)
     with caplog.at_level(logging.ERROR):
         assert (await ask(service, body=chat()))[0].status == 200
     assert "on_call failed" in caplog.text
@@ -288,7 +288,7 @@ async def test_a_callback_that_fails_harms_nobody(caplog: pytest.LogCaptureFixtu
 
 
 async def test_what_is_no_call_of_http_is_refused() -> None:
-    service = ModelService(greet)
+    service = ModelCalls(greet)
     with pytest.raises(MethodNotFound):
         await service.handle("other", b"")
     with pytest.raises(InvalidParams):
@@ -298,4 +298,4 @@ async def test_what_is_no_call_of_http_is_refused() -> None:
 @pytest.mark.parametrize("model", [{}, {"m": 3}, 3])
 def test_a_model_that_is_none_is_refused(model: Model) -> None:
     with pytest.raises(InvalidParams, match="model"):
-        ModelService(model)
+        ModelCalls(model)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.bridge.normal import (
+from holdfast.bridge.types import (
     Delta,
     FilePart,
     Format,
@@ -260,7 +260,7 @@ def test_an_error_in_the_middle_of_a_chat_stream() -> None:
 
 def test_a_malformed_request_is_told_by_field() -> None:
     client = client_of(ScriptedModel(ModelReply()))
-    with pytest.raises(openai.BadRequestError, match=r"messages\[0\]\.role: 'robot' is none of"):
+    with pytest.raises(openai.BadRequestError, match=r"messages\[0\]\.role: 'robot' is not one of"):
         client.chat.completions.create(model="m", messages=[{"role": "robot", "content": "?"}])
     with pytest.raises(openai.NotFoundError, match="no such route"):
         client.images.generate(model="m", prompt="a cat")
@@ -456,7 +456,7 @@ def test_responses_stream_is_gathered_by_the_client() -> None:
 
 
 def test_responses_stream_items_are_those_of_the_whole() -> None:
-    """Each finished item and the last event's output say the same, under the ids that were announced."""
+    """Each finished item and the last event's output agree, under the announced ids."""
     model = ScriptedModel(TOOL_RUN)
     events = list(client_of(model).responses.create(model="small", input="?", stream=True))
     announced = [event.item.id for event in events if event.type == "response.output_item.added"]

@@ -18,7 +18,7 @@ pytest.importorskip("h11", reason="connections to a provider need h11: install h
 
 from holdfast.bridge import provider_transport  # noqa: E402
 from holdfast.bridge.provider_transport import ProviderTransport  # noqa: E402
-from holdfast.bridge.upstream import Upstream, UpstreamSession  # noqa: E402
+from holdfast.bridge.upstream import ProviderClient, Upstream  # noqa: E402
 from holdfast.wire.http_messages import HttpRequest  # noqa: E402
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -346,9 +346,9 @@ def proxied(monkeypatch: pytest.MonkeyPatch, proxy: str, *, not_for: str) -> Non
 
 
 async def answer_of(base_url: str) -> bytes:
-    session = UpstreamSession(Upstream(base_url))
+    client = ProviderClient(Upstream(base_url))
     try:
-        async with session.ask(HttpRequest("GET", "/v1/models", "", (), b""), "openai_chat") as answer:
+        async with client.send(HttpRequest("GET", "/v1/models", "", (), b""), "openai_chat") as answer:
             return await answer.whole()
     finally:
-        await session.aclose()
+        await client.aclose()

@@ -16,7 +16,7 @@ def record(number: int, text: str = "") -> CallRecord:
 
 
 def test_the_latest_calls_are_kept_by_count_and_by_bytes() -> None:
-    by_count, by_bytes = CallRecords(kept_calls=2), CallRecords(kept_bytes=250)
+    by_count, by_bytes = CallRecords(max_calls=2), CallRecords(max_bytes=250)
     for number in range(1, 5):
         by_count.add(record(number))
         by_bytes.add(record(number, "x" * 100))
@@ -26,7 +26,7 @@ def test_the_latest_calls_are_kept_by_count_and_by_bytes() -> None:
 
 
 def test_one_call_is_kept_however_large() -> None:
-    calls = CallRecords(kept_bytes=10)
+    calls = CallRecords(max_bytes=10)
     calls.add(record(1, "x" * 100))
     assert len(calls) == 1
 

@@ -1,4 +1,4 @@
-"""A real shell that can run nothing but programs of ours, each of which tells its name."""
+"""A real shell that can run only programs of this test, each of which reports its name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 60
 
 
 class Machine:
-    """`run` says which of `PROGRAMS` ran, once all that was started has ended."""
+    """`run` returns the programs of `PROGRAMS` that ran, once all children have ended."""
 
     def __init__(self, directory: Path) -> None:
         self._bin = directory / "bin"
@@ -86,7 +86,7 @@ class Machine:
         return set(told.decode().split())
 
     def _until(self, master: int, reading: int, text: bytes | None) -> bytes:
-        """What the programs told until the terminal shows the text, or until the last of them has ended."""
+        """The reports of the programs until the terminal shows the text, or until the last of them has ended."""
         told, shown, open_fds = b"", b"", [master, reading]
         while reading in open_fds and (text is None or text not in shown):
             ready = select.select(open_fds, [], [], PATIENCE)[0]

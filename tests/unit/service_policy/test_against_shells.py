@@ -1,4 +1,4 @@
-"""What real shells run is among what was found, or the line is told as unknown. Nothing may run unseen."""
+"""Programs that real shells run are among those found, or the line counts as unknown. Nothing may run unseen."""
 
 from __future__ import annotations
 

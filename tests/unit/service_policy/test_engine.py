@@ -17,10 +17,10 @@ from holdfast.service.policy.engine import (
     refusal,
     resolve,
 )
-from holdfast.service.policy.profiles import MIB, Profile, Rules
+from holdfast.service.policy.profiles import MIB, PolicyRules, Profile
 from holdfast.service.policy.rules import default_rules, load_rules
 from holdfast.service.problems import Denied, Invalid
-from holdfast.service.types import Policy, Resources
+from holdfast.service.types import Resources, SessionPolicy
 
 RULES = """\
 workspaces = "/srv"
@@ -76,26 +76,26 @@ idle = 60
 
 
 @pytest.fixture
-def rules() -> Rules:
+def rules() -> PolicyRules:
     return load_rules(RULES, "rules.toml")
 
 
 @pytest.fixture
-def build(rules: Rules) -> Profile:
+def build(rules: PolicyRules) -> Profile:
     return rules.profile("build")
 
 
 @pytest.fixture
-def strict(rules: Rules) -> Profile:
+def strict(rules: PolicyRules) -> Profile:
     return rules.profile("strict")
 
 
 # --- resolve ------------------------------------------------------------------------------------------------------
 
 
-def test_a_session_gets_its_profile_narrowed_by_its_agent(rules: Rules) -> None:
+def test_a_session_gets_its_profile_narrowed_by_its_agent(rules: PolicyRules) -> None:
     policy = resolve(rules, "bob", PolicyRequest())
-    assert policy == Policy(
+    assert policy == SessionPolicy(
         profile="build",
         idle_timeout=60,
         max_lifetime=1_000,
@@ -110,7 +110,7 @@ def test_a_session_gets_its_profile_narrowed_by_its_agent(rules: Rules) -> None:
     )
 
 
-def test_a_request_may_narrow(rules: Rules) -> None:
+def test_a_request_may_narrow(rules: PolicyRules) -> None:
     fewer = Resources(processes=3, cpu_seconds=7)
     asked = PolicyRequest(idle_timeout=5, max_lifetime=9, network="none", resources=fewer, require=("network",))
     policy = resolve(rules, "bob", asked)
@@ -134,7 +134,7 @@ def test_a_request_may_narrow(rules: Rules) -> None:
         ),
     ],
 )
-def test_a_request_may_not_widen(rules: Rules, asked: PolicyRequest, rule: str, place: str) -> None:
+def test_a_request_may_not_widen(rules: PolicyRules, asked: PolicyRequest, rule: str, place: str) -> None:
     with pytest.raises(Denied) as caught:
         resolve(rules, "bob", asked)
     assert caught.value.reason == "POLICY_DENIED"
@@ -158,21 +158,21 @@ def test_a_request_may_not_widen(rules: Rules, asked: PolicyRequest, rule: str, 
     ],
 )
 def test_a_request_that_makes_no_sense_is_invalid(
-    rules: Rules, agent: str, asked: PolicyRequest, reason: str
+    rules: PolicyRules, agent: str, asked: PolicyRequest, reason: str
 ) -> None:
     with pytest.raises(Invalid) as caught:
         resolve(rules, agent, asked)
     assert caught.value.reason == reason
 
 
-def test_rules_that_deny_by_default_amount_to_a_list_of_programs(rules: Rules) -> None:
+def test_rules_that_deny_by_default_amount_to_a_list_of_programs(rules: PolicyRules) -> None:
     strict = resolve(rules, "bob", PolicyRequest(profile="strict"), operator=True).programs
     assert strict is not None
     assert strict[:4] == ("git", "ls", "/srv/tools/*", "pip")
-    # What needs no rule because it only runs others; not what is all programs in one.
+    # Programs that need no rule because they only run others; not one binary that contains all programs.
     assert {"bash", "env", "timeout", "xargs"} <= set(strict)
     assert not {"sudo", "busybox", "find", "rm"} & set(strict)
-    # Where something may be asked about, or no program is named, there is no list.
+    # Where approval may be needed, or no program is named, there is no list.
     for section in (
         "default = 'allow'",
         "default = 'ask'",
@@ -188,11 +188,11 @@ def test_rules_that_deny_by_default_amount_to_a_list_of_programs(rules: Rules) -
     assert resolve(denied, "bob", PolicyRequest()).programs is not None
 
 
-def test_an_operator_may_use_any_profile(rules: Rules) -> None:
+def test_an_operator_may_use_any_profile(rules: PolicyRules) -> None:
     assert resolve(rules, "bob", PolicyRequest(profile="strict"), operator=True).profile == "strict"
 
 
-def test_without_the_workspace_a_session_gets_its_own_directory_of_it(rules: Rules) -> None:
+def test_without_the_workspace_a_session_gets_its_own_directory_of_it(rules: PolicyRules) -> None:
     alone = resolve(rules, "bob", PolicyRequest(), initial_cwd="/srv/bob/x/../task-1")
     assert alone.writable == ("/srv/bob/task-1", "/var/cache/bob")
     shared = resolve(rules, "bob", PolicyRequest(inherit_workspace=True), initial_cwd="/srv/bob/task-1")
@@ -254,10 +254,10 @@ def test_whatever_is_asked_for_the_profile_is_never_left(
         ("/srv/bob\0/x", False),
     ],
 )
-def test_workspace_directory_enforcement(rules: Rules, build: Profile, cwd: str, allowed: bool) -> None:
+def test_workspace_directory_enforcement(rules: PolicyRules, build: Profile, cwd: str, allowed: bool) -> None:
     decision = decide_cwd(build, resolve(rules, "bob", PolicyRequest()), cwd)
     assert decision.allowed is allowed
-    assert decision.place == ("rules.toml:5" if cwd.startswith("/opt/data/") else "rules.toml:4")
+    assert decision.location == ("rules.toml:5" if cwd.startswith("/opt/data/") else "rules.toml:4")
 
 
 @given(st.lists(st.sampled_from(["..", ".", "", "a", "srv", "bob", "alice"]), max_size=8))
@@ -274,22 +274,22 @@ def test_no_spelling_of_a_path_leaves_its_directory(parts: list[str]) -> None:
 @pytest.mark.parametrize(
     "text", ["sleep 100 &", "nohup sleep 1", "setsid sleep 1", "sh -c 'sleep 1 &'", "(a &)", "disown"]
 )
-def test_background_job_policy(rules: Rules, build: Profile, text: str) -> None:
+def test_background_job_policy(rules: PolicyRules, build: Profile, text: str) -> None:
     denied = decide_command(rules.profile("jobs"), text)
     assert denied.verdict == "deny"
     assert "background" in denied.reason
     assert denied.rule == "profiles.jobs.background.start"
-    assert denied.place == "rules.toml:43"
+    assert denied.location == "rules.toml:43"
     assert denied.background
     assert decide_command(build, text).verdict == "ask"
     assert decide_command(Profile(), text).allowed
 
 
-def test_a_job_in_the_foreground_is_allowed_where_background_is_not(rules: Rules) -> None:
+def test_a_job_in_the_foreground_is_allowed_where_background_is_not(rules: PolicyRules) -> None:
     assert decide_command(rules.profile("jobs"), "make -j4 2>&1 | tee log && echo '&'").allowed
 
 
-def test_background_processes_may_outlive_a_session_only_if_both_say_so(rules: Rules) -> None:
+def test_background_processes_may_outlive_a_session_only_if_both_say_so(rules: PolicyRules) -> None:
     assert resolve(rules, "bob", PolicyRequest(allow_background=True)).allow_background
     assert not resolve(rules, "bob", PolicyRequest()).allow_background
     with pytest.raises(Denied):
@@ -386,7 +386,7 @@ def test_where_all_is_denied_only_what_is_certain_is_allowed(strict: Profile, te
 
 def test_a_decision_says_which_rule_and_where(build: Profile) -> None:
     decision = decide_command(build, "make; git push")
-    assert decision.place == "rules.toml:15"
+    assert decision.location == "rules.toml:15"
     assert decision.reason == "only people push"
     assert decision.programs == ("make", "git")
     problem = refusal(decision)
@@ -398,7 +398,7 @@ def test_a_decision_says_which_rule_and_where(build: Profile) -> None:
 def test_without_rules_for_commands_everything_is_allowed() -> None:
     decision = decide_command(Profile(), "$X; eval $y; '")
     assert decision.allowed
-    assert decision.place == "built-in"
+    assert decision.location == "built-in"
 
 
 def test_what_cannot_be_known_has_the_verdict_that_the_rules_give_it() -> None:
@@ -450,14 +450,14 @@ def test_a_profile_says_which_variables_may_be_given(build: Profile) -> None:
     decided = decide_environment(build, {"LANG": "C", "EDITOR": "vi", "BUILD_TOKEN": "t", "OTHER_TOKEN": "t"})
     assert decided.refused == ("EDITOR", "OTHER_TOKEN")
     assert decided.environment == {"LANG": "C", "BUILD_TOKEN": "t", "CI": "1"}
-    assert decided.decision.place == "rules.toml:7"
+    assert decided.decision.location == "rules.toml:7"
     assert decide_environment(build, {"CI": "0"}).refused == ("CI",)
     assert decide_environment(build, {"LANG": "a\0b"}).refused == ("LANG",)
 
 
 @pytest.mark.parametrize("name", ["HOME", "PS1", "PS4", "INPUTRC", "IFS", "PATH", "histchars"])
 def test_where_commands_have_rules_no_variable_may_decide_what_runs(
-    rules: Rules, build: Profile, name: str
+    rules: PolicyRules, build: Profile, name: str
 ) -> None:
     assert decide_environment(rules.profiles["strict"], {name: "x"}).refused == (name,)
     assert decide_environment(Profile(), {name: "x"}).refused == ()
@@ -479,7 +479,7 @@ def test_where_commands_have_rules_no_variable_may_decide_what_runs(
     ],
 )
 def test_where_commands_have_rules_the_shell_is_one_whose_language_is_read(
-    rules: Rules, shell: str, allowed: bool
+    rules: PolicyRules, shell: str, allowed: bool
 ) -> None:
     assert decide_shell(rules.profiles["strict"], shell).allowed is allowed
     assert decide_shell(Profile(), shell).allowed
@@ -489,5 +489,5 @@ def test_signals_are_those_of_the_profile(build: Profile) -> None:
     assert decide_signal(build, "CTRL_C").allowed
     assert decide_signal(build, "RESIZE").allowed
     refused = decide_signal(build, "SIGKILL")
-    assert (refused.verdict, refused.place) == ("deny", "rules.toml:6")
+    assert (refused.verdict, refused.location) == ("deny", "rules.toml:6")
     assert decide_signal(Profile(), "SIGKILL").allowed

@@ -1,6 +1,6 @@
 """Texts that a shell evaluates again: each of them runs a program in a real bash, and the reader reports it.
 
-`STATE` is what an earlier command may have left in the shell. The differential fuzz, `fuzz/shells.py`, looks for
+`STATE` is the state that an earlier command may leave in the shell. The differential fuzz, `fuzz/shells.py`, finds
 more; the hits of its runs are in `RUNNING`.
 """
 
@@ -11,15 +11,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from fuzz.shell_texts import TextMaker
 from fuzz.shells import PROFILE, SHELLS, Ground
-
 from holdfast.service.policy.command_line import read_command_line
 from holdfast.service.policy.engine import decide_command
 
 from .shells_at_hand import Machine
 
-#: Each may be put together from pieces of which none looks like a command.
+#: Each may be put together from pieces of which none resembles a command.
 STATE = "D=\\$; E='a[$(p1)]'; N=E; V=-v; M='-v a[$(p1)]'; set -- -v 'a[$(p1)]'; S='$(p1)'\n"
 
 RUNNING = [
@@ -151,7 +151,7 @@ STEERING = [
     "enable x",
     "trap 'p1' USR1",
 ]
-#: What people and agents write, and the reader follows.
+#: Texts of people and agents that the reader follows.
 USUAL = [
     "for ((i=0; i<5; i++)); do curl x$i; done",
     "i=0; while ((i < 5)); do sleep 1; ((i++)); done",

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.service.policy.profiles import DENIED_VARIABLES, Agent, CommandRule, Profile
+from holdfast.service.policy.profiles import DENIED_VARIABLES, AgentRules, CommandRule, Profile
 from holdfast.service.policy.rules import load_rules
 from holdfast.service.rules_file import read_rules
 
@@ -63,7 +63,7 @@ def test_every_key_of_a_profile_is_on_the_page_with_its_default(key: str) -> Non
 
 
 def test_every_key_of_an_agent_and_of_a_rule_is_on_the_page() -> None:
-    agent = {field.name: field.default for field in msgspec.structs.fields(Agent) if field.name != "places"}
+    agent = {field.name: field.default for field in msgspec.structs.fields(AgentRules) if field.name != "locations"}
     assert agent.keys() <= ROWS.keys()
     for name, default in agent.items():
         assert ROWS[name][0] == ("" if default is None else f"`{json.dumps(default)}`".replace("()", "[]"))

@@ -1,4 +1,4 @@
-"""Rules from TOML: what is read, what is inherited, and what a complaint says."""
+"""Rules from TOML: parsing, inheritance, and the texts of errors."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def test_a_file_is_read() -> None:
     assert careful.network.hosts == ("pypi.org", "*.example.com", "localhost:8080")
     assert careful.idle.timeout == 600
     assert careful.idle.grace == 60
-    assert careful.place("network.mode") == "rules.toml:5"
-    assert careful.place("idle.timeout") == "rules.toml:6"
-    assert careful.place("commands.rules.1") == "rules.toml:16"
-    assert careful.place("idle.grace") == "built-in"
+    assert careful.location("network.mode") == "rules.toml:5"
+    assert careful.location("idle.timeout") == "rules.toml:6"
+    assert careful.location("commands.rules.1") == "rules.toml:16"
+    assert careful.location("idle.grace") == "built-in"
     assert rules.name == "rules.toml"
 
 
@@ -85,13 +85,13 @@ def test_a_profile_inherits_what_it_does_not_say() -> None:
     assert ci.resources.memory_bytes == 512 * MIB
     assert ci.resources.processes is None
     assert [rule.verdict for rule in ci.commands.rules] == ["deny", "ask", "deny"]
-    assert [ci.place(f"commands.rules.{n}") for n in range(3)] == [
+    assert [ci.location(f"commands.rules.{n}") for n in range(3)] == [
         "rules.toml:29",
         "rules.toml:11",
         "rules.toml:16",
     ]
     assert set(ci.environment.deny) == {*DENIED_VARIABLES, "CI_*"}
-    assert ci.place("idle.timeout") == "rules.toml:6"
+    assert ci.location("idle.timeout") == "rules.toml:6"
 
 
 def test_agents_are_found_by_name_then_by_pattern() -> None:
@@ -129,16 +129,16 @@ def test_without_a_file_there_are_rules() -> None:
     [
         (
             "[profiles.p.network]\nmode = 'lan'",
-            "r:2: profiles.p.network.mode: 'lan' is none of none, host, allow-list",
+            "r:2: profiles.p.network.mode: 'lan' is not one of none, host, allow-list",
         ),
         (
             "[profiles.p]\nnetwork.mode = 'lan'",
-            "r:2: profiles.p.network.mode: 'lan' is none of none, host, allow-list",
+            "r:2: profiles.p.network.mode: 'lan' is not one of none, host, allow-list",
         ),
         ("[profiles.p]\n\nnetwrk.mode = 1", "r:3: profiles.p.netwrk: no such key; did you mean 'network'?"),
         ("[profiles.p.idle]\ntimeoutt = 1", "r:2: profiles.p.idle.timeoutt: no such key; did you mean 'timeout'?"),
         ("[profile.ci]", "r:1: profile: no such key; did you mean 'profiles'?"),
-        ("zzz = 1", "r:1: zzz: no such key; known are workspaces, profiles, agents"),
+        ("zzz = 1", "r:1: zzz: no such key; known keys: workspaces, profiles, agents"),
         ("profiles = 1", "r:1: profiles: 1 is not a table of tables"),
         ("[profiles]\np = 1", "r:2: profiles.p: 1 is not a table"),
         ("[profiles.p]\nidle = 5", "r:2: profiles.p.idle: 5 is not a table"),
@@ -161,12 +161,12 @@ def test_without_a_file_there_are_rules() -> None:
         ("[profiles.p]\nbackground.outlive = 1", "r:2: profiles.p.background.outlive: 1 is not true or false"),
         (
             "[profiles.p]\nbackground.start = true",
-            "r:2: profiles.p.background.start: true is none of allow, ask, deny",
+            "r:2: profiles.p.background.start: true is not one of allow, ask, deny",
         ),
         ("[profiles.p]\nsignals.allow = 'SIGHUP'", "r:2: profiles.p.signals.allow: 'SIGHUP' is not an array"),
         (
             "[profiles.p]\nsignals.allow = [\n'CTRL_C',\n'SIGHUP']",
-            "r:4: profiles.p.signals.allow.1: 'SIGHUP' is none of CTRL_C, CTRL_D, SIGINT, SIGTERM, SIGKILL",
+            "r:4: profiles.p.signals.allow.1: 'SIGHUP' is not one of CTRL_C, CTRL_D, SIGINT, SIGTERM, SIGKILL",
         ),
         (
             "[profiles.p]\ndirectories.writable = ['{workspace}', 'tmp']",
@@ -180,11 +180,11 @@ def test_without_a_file_there_are_rules() -> None:
         ),
         (
             "[profiles.p]\ndirectories.writable = ['/x/{home}']",
-            "r:2: profiles.p.directories.writable.0: {home} is none of {workspace}, {agent}",
+            "r:2: profiles.p.directories.writable.0: {home} is not one of {workspace}, {agent}",
         ),
         (
             "[profiles.p]\nnetwork = {mode='allow-list', hosts=['a b']}",
-            "r:2: profiles.p.network.hosts.0: 'a b' is none of HOST, *.DOMAIN, HOST:PORT",
+            "r:2: profiles.p.network.hosts.0: 'a b' is not one of HOST, *.DOMAIN, HOST:PORT",
         ),
         (
             "[profiles.p]\nnetwork.hosts = ['a']",
@@ -207,15 +207,15 @@ def test_without_a_file_there_are_rules() -> None:
         (
             "[profiles.p]\ncommands.rules = [\n{ verdict = 'deny', program = 'a' },\n"
             "{ verdict = 'no', program = 'b' },\n]",
-            "r:4: profiles.p.commands.rules.1.verdict: 'no' is none of allow, ask, deny",
+            "r:4: profiles.p.commands.rules.1.verdict: 'no' is not one of allow, ask, deny",
         ),
-        ("[profiles.p]\nextends = 'x'", "r:2: profiles.p.extends: 'x' is none of default, p"),
+        ("[profiles.p]\nextends = 'x'", "r:2: profiles.p.extends: 'x' is not one of default, p"),
         (
             "[profiles.a]\nextends = 'b'\n[profiles.b]\nextends = 'a'",
             "r:4: profiles.b.extends: a extends b extends a: a profile cannot extend itself",
         ),
         ("[profiles.a]\nextends = 'a'", "r:2: profiles.a.extends: a extends a: a profile cannot extend itself"),
-        ("[agents.a]\nprofile = 'x'", "r:2: agents.a.profile: 'x' is none of default"),
+        ("[agents.a]\nprofile = 'x'", "r:2: agents.a.profile: 'x' is not one of default"),
         ("[agents.a]\nworkspace = 'x'", "r:2: agents.a.workspace: 'x' is not an absolute path"),
         ("workspaces = 'x'", "r:1: workspaces: 'x' is not an absolute path"),
         ("[profiles.'a b']", "r:1: profiles.a b: a name has letters, digits, `.`, `_` and `-`, at most 64"),
@@ -226,7 +226,7 @@ def test_without_a_file_there_are_rules() -> None:
         ),
         (
             "[profiles.p]\nsandbox.mode = 2020-01-01",
-            "r:2: profiles.p.sandbox.mode: datetime.date(2020, 1, 1) is none of bubblewrap, landlock, none",
+            "r:2: profiles.p.sandbox.mode: datetime.date(2020, 1, 1) is not one of bubblewrap, landlock, none",
         ),
         ("a = 1\nb = = 2", "r:2: Invalid value"),
         ("a = '", 'r:1: Expected "\'", and the file ends'),

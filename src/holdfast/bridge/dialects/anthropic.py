@@ -1,6 +1,6 @@
-"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`: requests read, answers and streams written; pure.
+"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`: parses requests, renders replies and streams; pure.
 
-Its token counts leave the cached input out, ours include it; results of tools are turns of the user there, and
+Anthropic's token counts exclude cached input, the neutral ones include it; tool results are user turns there, and
 turns of role `tool` here.
 """
 
@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.bridge.deltas import Closed, Grew, Opened, Step
-from holdfast.bridge.dialects.answer_stream import AnswerStream
 from holdfast.bridge.dialects.fields import Fields, body_fields, count, json_text, native
-from holdfast.bridge.normal import (
+from holdfast.bridge.dialects.streaming import AnswerStream, PartClosed, PartEvent, PartGrew, PartOpened
+from holdfast.bridge.sse import sse
+from holdfast.bridge.types import (
     DialectName,
     FilePart,
     Format,
@@ -31,13 +31,12 @@ from holdfast.bridge.normal import (
     TextPart,
     Thinking,
     ThinkingPart,
+    TokenUsage,
     Tool,
     ToolCallPart,
     ToolChoice,
     ToolResultPart,
-    Usage,
 )
-from holdfast.bridge.sse import sse
 from holdfast.wire.http_messages import HttpRequest
 
 NAME: Final[DialectName] = "anthropic"
@@ -66,7 +65,7 @@ _ERROR_TYPES: Final[Mapping[int, str]] = {
 
 
 def parse(request: HttpRequest) -> ModelRequest:
-    """A request for a message, or for the count of its tokens: that one has no `max_tokens`."""
+    """Parse a request for a message or for a token count; the latter has no `max_tokens`."""
     body = body_fields(request)
     if not body.has("messages"):
         body.refuse("messages", "is missing")
@@ -95,10 +94,10 @@ def parse(request: HttpRequest) -> ModelRequest:
 
 
 def _messages(item: Fields) -> list[Message]:
-    """A turn. One with results of tools becomes two: the results, then what the user says."""
+    """Convert a turn. One with tool results becomes two: the results, then the user's text."""
     role = item.text("role")
     if role not in ("user", "assistant", "system"):
-        item.refuse("role", f"{role!r} is none of user, assistant, system")
+        item.refuse("role", f"{role!r} is not one of user, assistant, system")
     known: Role = "user" if role == "user" else "assistant" if role == "assistant" else "system"
     if not item.has("content"):
         item.refuse("content", "is missing")
@@ -184,7 +183,7 @@ def _tool_choice(body: Fields) -> ToolChoice:
     if kind == "tool":
         return ToolChoice("required", (choice.text("name"),), parallel)
     if kind not in ("auto", "any", "none"):
-        choice.refuse("type", f"{kind!r} is none of auto, any, none, tool")
+        choice.refuse("type", f"{kind!r} is not one of auto, any, none, tool")
     return ToolChoice("required" if kind == "any" else "none" if kind == "none" else "auto", (), parallel)
 
 
@@ -205,7 +204,7 @@ def _thinking(body: Fields) -> Thinking | None:
 
 
 def error(status: int, kind: str, message: str) -> bytes:
-    """An error body. The words of its `type` are fixed, so `kind` counts only if it is one of them."""
+    """Render an error. The values of `type` are fixed, so `kind` counts only if it is one of them."""
     return msgspec.json.encode(_error(status, kind, message))
 
 
@@ -215,7 +214,7 @@ def _error(status: int, kind: str, message: str) -> dict[str, Any]:
     return {"type": "error", "error": {"type": known, "message": message}}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: TokenUsage) -> dict[str, Any]:
     thought = {"output_tokens_details": {"thinking_tokens": usage.thinking}} if usage.thinking else {}
     return {
         "input_tokens": max(usage.input - usage.cached - usage.cache_write, 0),
@@ -226,21 +225,21 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def usage_in(body: JsonObject) -> Usage | None:
-    """The token counts of a message, or of an event of a stream: the first has the input, the last the output."""
+def usage_in(body: JsonObject) -> TokenUsage | None:
+    """Return the counts of a message or a stream event: the first event has the input, the last the output."""
     message = body.get("message")
     found = message.get("usage") if isinstance(message, dict) else body.get("usage")
     if not isinstance(found, dict):
         return None
     cached, written = count(found, "cache_read_input_tokens"), count(found, "cache_creation_input_tokens")
     thinking = count(found.get("output_tokens_details"), "thinking_tokens")
-    return Usage(
+    return TokenUsage(
         count(found, "input_tokens") + cached + written, count(found, "output_tokens"), cached, written, thinking
     )
 
 
 def _block(part: Part, request: ModelRequest, index: int) -> dict[str, Any] | None:
-    """A part of an answer; None for what this dialect has no answer for."""
+    """Render a part; None for parts that this dialect cannot represent."""
     match part:
         case TextPart():
             return {"type": "text", "text": part.text}
@@ -279,12 +278,12 @@ def _head(request: ModelRequest, model: str = "", id_: str = "") -> dict[str, An
 
 
 def read(body: JsonObject) -> ModelReply:
-    """A provider's whole answer, in our words."""
+    """Parse a provider's whole reply."""
     fields = Fields(dict(body))
     return ModelReply(
         tuple(_content(fields, "content")),
         native(_STOP_REASONS, body.get("stop_reason")),
-        usage_in(body) or Usage(),
+        usage_in(body) or TokenUsage(),
         fields.text("model", ""),
         fields.text("id", ""),
         fields.text("stop_sequence", ""),
@@ -300,7 +299,7 @@ def stream(request: ModelRequest) -> MessageStream:
 
 
 class MessageStream(AnswerStream):
-    """One answer as named events. Blocks are counted here anew: what this dialect cannot say takes no number."""
+    """A reply as named events. Blocks are renumbered, since parts without a representation take no number."""
 
     call_prefix = "toolu"
 
@@ -311,17 +310,17 @@ class MessageStream(AnswerStream):
 
     def begin(self) -> list[bytes]:
         message = {**_head(self.request), "content": [], "stop_reason": None, "stop_sequence": None}
-        return [self._event("message_start", message={**message, "usage": _usage(Usage())})]
+        return [self._event("message_start", message={**message, "usage": _usage(TokenUsage())})]
 
-    def written(self, steps: list[Step]) -> list[bytes]:
+    def written(self, steps: list[PartEvent]) -> list[bytes]:
         events: list[bytes] = []
         for step in steps:
             match step:
-                case Opened(part=part):
+                case PartOpened(part=part):
                     events.extend(self._open(part))
-                case Grew(part=part, text=text):
+                case PartGrew(part=part, text=text):
                     events.extend(self._grow(part, text))
-                case Closed(part=part):
+                case PartClosed(part=part):
                     events.extend(self._close(part))
         return events
 
@@ -332,7 +331,8 @@ class MessageStream(AnswerStream):
             case ToolCallPart():
                 return [self._start({"type": "tool_use", "id": part.id, "name": part.name, "input": {}})]
             case _:
-                # A thought opens with its first words: one without words may be redacted, and its end tells.
+                # A thinking block opens with its first text: one without text may be redacted, which only its end
+                # shows.
                 return []
 
     def _grow(self, part: Part, text: str) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/embeddings`: requests read, vectors written as numbers or as base64; pure."""
+"""OpenAI's `/v1/embeddings`: parses requests, renders vectors as numbers or as base64; pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.bridge.dialects.fields import Fields, body_fields
-from holdfast.bridge.normal import JsonObject, Usage
+from holdfast.bridge.types import JsonObject, TokenUsage
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
-#: What the provider itself takes at once.
+#: The provider's own limit.
 MAX_INPUTS: Final = 2048
 
 
@@ -32,7 +32,7 @@ def parse(request: HttpRequest) -> EmbeddingsRequest:
     body = body_fields(request)
     encoding = body.text("encoding_format", "float")
     if encoding not in ("float", "base64"):
-        body.refuse("encoding_format", f"{encoding!r} is none of float, base64")
+        body.refuse("encoding_format", f"{encoding!r} is not one of float, base64")
     return EmbeddingsRequest(
         body.text("model"), _inputs(body), body.integer("dimensions"), encoding == "base64", body.value
     )
@@ -63,10 +63,12 @@ def _numbers(items: list[Any]) -> bool:
     return all(isinstance(item, int) and not isinstance(item, bool) for item in items)
 
 
-def render(vectors: Sequence[Sequence[float]], request: EmbeddingsRequest, usage: Usage, model: str = "") -> bytes:
-    """One vector for each input, in order."""
+def render(
+    vectors: Sequence[Sequence[float]], request: EmbeddingsRequest, usage: TokenUsage, model: str = ""
+) -> bytes:
+    """Render one vector for each input, in order."""
     if len(vectors) != len(request.input):
-        raise InvalidParams(f"{len(vectors)} vectors were given for {len(request.input)} inputs")
+        raise InvalidParams(f"{len(vectors)} vectors for {len(request.input)} inputs")
     data = [
         {"object": "embedding", "index": index, "embedding": _packed(vector) if request.base64 else list(vector)}
         for index, vector in enumerate(vectors)
@@ -82,5 +84,5 @@ def render(vectors: Sequence[Sequence[float]], request: EmbeddingsRequest, usage
 
 
 def _packed(vector: Sequence[float]) -> str:
-    """Little-endian single precision, which clients decode."""
+    """Encode little-endian single precision, which clients decode."""
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

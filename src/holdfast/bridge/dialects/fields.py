@@ -1,6 +1,6 @@
-"""Reading foreign JSON field by field: every mistake becomes InvalidParams with the path of the field; pure.
+"""Typed access to the fields of untrusted JSON: every mistake is InvalidParams with the path of the field; pure.
 
-The dialects read requests with this alone, so no request, however malformed, can raise anything else.
+The dialects parse requests only through this module, so no malformed request can raise anything else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from holdfast.bridge.normal import StopReason
+from holdfast.bridge.types import StopReason
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
@@ -23,7 +23,7 @@ _KINDS: Final = {dict: "an object", list: "an array", str: "a string", bool: "a 
 
 
 class Fields:
-    """A JSON object and where it stands. A field that is null counts as left out, as it does at the providers."""
+    """A JSON object and its path. A null field counts as missing, as it does at the providers."""
 
     def __init__(self, value: dict[str, Any], path: str = "") -> None:
         self.value = value
@@ -79,7 +79,7 @@ class Fields:
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of strings; a single string is a list of one."""
+        """Return a list of strings; a single string is a list of one."""
         value = self.value.get(name)
         if value is None:
             return ()
@@ -107,7 +107,7 @@ class Fields:
         return Fields(value, self.at(name))
 
     def items(self, name: str) -> Iterator[Fields]:
-        """The objects of a list."""
+        """Yield the objects of a list."""
         value = self.value.get(name)
         if value is None:
             return
@@ -119,7 +119,7 @@ class Fields:
             yield Fields(item, self.at(f"{name}[{index}]"))
 
     def base64(self, name: str) -> bytes:
-        """Bytes, in either alphabet, with or without padding: the clients do not agree."""
+        """Return bytes from either base64 alphabet, with or without padding: clients differ."""
         text = self.text(name)
         decoded = from_base64(text)
         if decoded is None:
@@ -140,7 +140,7 @@ def from_base64(text: str) -> bytes | None:
 
 
 def from_data_url(url: str) -> tuple[str, bytes] | None:
-    """Media type and bytes of a `data:` URL with base64; None for any other URL."""
+    """Return media type and bytes of a base64 `data:` URL; None for any other URL."""
     head = _DATA_URL.match(url)
     if head is None or not head[2].lower().endswith(";base64"):
         return None
@@ -149,26 +149,26 @@ def from_data_url(url: str) -> tuple[str, bytes] | None:
 
 
 def count(counts: object, name: str) -> int:
-    """A count in a provider's answer; whatever is no count is 0, since answers are only passed on."""
+    """Return a count of a provider's reply; 0 if it is not a count, since replies are only forwarded."""
     value = counts.get(name) if isinstance(counts, dict) else None
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def native(table: Mapping[StopReason, str], word: object) -> StopReason | None:
-    """Our word for a provider's stop reason; None for one that follows from the content, or is not known."""
+    """Return the neutral stop reason for a provider's; None if it follows from the content, or is unknown."""
     return next((ours for ours, theirs in table.items() if theirs == word), None)
 
 
 def json_text(value: Any) -> str:
-    """Foreign JSON as text again. What could be decoded may be too deep to encode from further down the stack."""
+    """Encode JSON. A decodable value may be too deep to encode from further down the stack."""
     try:
         return msgspec.json.encode(value).decode()
     except RecursionError as error:
         raise InvalidParams("the body is nested too deeply") from error
 
 
-#: Fields by which requests are let in, counted or refused. A provider may read them in another case, or without
-#: underscores; the bridge would have looked at nothing.
+#: Fields that decide admission or counting. A provider may read them in another case, or without underscores, and
+#: the bridge's check would miss them.
 _DECIDING: Final = (
     *("model", "stream", "stream_options", "background", "store", "previous_response_id", "conversation", "prompt"),
     *("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of", "cachedContent"),
@@ -177,7 +177,7 @@ _DECIDING: Final = (
 
 
 def checked_body(request: HttpRequest) -> Fields:
-    """The body, if every JSON reader reads the same in it: no name twice, no deciding field in another spelling."""
+    """Return the body if all JSON parsers read it alike: no duplicate name, no misspelt deciding field."""
     body = body_fields(request)
     try:
         json.loads(request.body, object_pairs_hook=_without_doubles)
@@ -188,9 +188,9 @@ def checked_body(request: HttpRequest) -> Fields:
     for name in body.value:
         folded = _folded(name)
         if folded in seen:
-            body.refuse(name, f"stands beside {seen[folded]!r}, which some readers take for the same")
+            body.refuse(name, f"conflicts with {seen[folded]!r}, which some parsers treat as the same")
         if folded in spellings and name not in _DECIDING:
-            body.refuse(name, f"is written {spellings[folded]!r}")
+            body.refuse(name, f"must be written {spellings[folded]!r}")
         seen[folded] = name
     return body
 
@@ -199,7 +199,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> None:
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         double = next(name for name in names if names.count(name) > 1)
-        raise InvalidParams(f"{double}: is there twice", path=double)
+        raise InvalidParams(f"{double}: appears twice", path=double)
 
 
 def _folded(name: str) -> str:
@@ -207,10 +207,10 @@ def _folded(name: str) -> str:
 
 
 def body_fields(request: HttpRequest) -> Fields:
-    """The body, which must be one JSON object."""
+    """Return the body, which must be one JSON object."""
     encoding = request.header("content-encoding")
     if encoding not in (None, "", "identity"):
-        raise InvalidParams(f"content-encoding: {encoding} is not understood; send the body as plain JSON")
+        raise InvalidParams(f"content-encoding: {encoding} is not supported; send the body as plain JSON")
     try:
         value = msgspec.json.decode(request.body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

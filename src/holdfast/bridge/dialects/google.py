@@ -1,8 +1,8 @@
-"""Google's `:generateContent`, `:streamGenerateContent` and `:countTokens`: requests read, answers written; pure.
+"""Google's `:generateContent`, `:streamGenerateContent` and `:countTokens`: parses requests, renders replies; pure.
 
-The model and whether it streams stand in the path, not in the body. A stream is server-sent events with `alt=sse`
-and one JSON array without; a function call comes whole, since its arguments are an object there. Field names are
-taken in camel case and in snake case, as the service does.
+The path, not the body, has the model and whether it streams. A stream is server-sent events with `alt=sse` and one
+JSON array without; a function call is sent whole, since its arguments are an object. Field names are accepted in
+camel case and in snake case, as the provider does.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from urllib.parse import parse_qs, quote, unquote
 
 import msgspec
 
-from holdfast.bridge.deltas import Closed, Grew, Step
-from holdfast.bridge.dialects.answer_stream import AnswerStream
 from holdfast.bridge.dialects.fields import Fields, body_fields, count, from_base64, json_text
-from holdfast.bridge.normal import (
+from holdfast.bridge.dialects.streaming import AnswerStream, PartClosed, PartEvent, PartGrew
+from holdfast.bridge.sse import CONTENT_TYPE, sse
+from holdfast.bridge.types import (
     DialectName,
     FilePart,
     Format,
@@ -34,13 +34,12 @@ from holdfast.bridge.normal import (
     TextPart,
     Thinking,
     ThinkingPart,
+    TokenUsage,
     Tool,
     ToolCallPart,
     ToolChoice,
     ToolResultPart,
-    Usage,
 )
-from holdfast.bridge.sse import CONTENT_TYPE, sse
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
@@ -78,13 +77,13 @@ _STATUSES: Final[Mapping[int, str]] = {
 
 
 def path_of(path: str) -> tuple[str, str] | None:
-    """Model and action of a path, such as `/v1beta/models/NAME:generateContent`."""
+    """Return model and action of a path, such as `/v1beta/models/NAME:generateContent`."""
     found = _PATH.fullmatch(path.replace("%3A", ":").replace("%3a", ":"))
     return None if found is None else (unquote(found[1]), found[2])
 
 
 def canonical(path: str) -> str:
-    """The path with its model written in one way, so that the provider reads the name that was checked."""
+    """Return the path with its model in one spelling, so that the provider reads the name that was checked."""
     found = _PATH.fullmatch(path.replace("%3A", ":").replace("%3a", ":"))
     if found is None:
         return path
@@ -94,7 +93,7 @@ def canonical(path: str) -> str:
 def parse(request: HttpRequest) -> ModelRequest:
     found = path_of(request.path)
     if found is None:
-        raise InvalidParams(f"{request.path}: names no model and action", path="path")
+        raise InvalidParams(f"{request.path}: has no model and action", path="path")
     model, action = found
     sent = body_fields(request)
     body = _camel(sent)
@@ -135,21 +134,21 @@ def parse(request: HttpRequest) -> ModelRequest:
 
 
 def _camel(fields: Fields) -> Fields:
-    """The same object with the names of its own fields in camel case."""
+    """Return the object with the names of its own fields in camel case."""
     if not any("_" in name for name in fields.value):
         return fields
     return Fields({_SNAKE.sub(lambda m: m[1].upper(), name): v for name, v in fields.value.items()}, fields.path)
 
 
 def _messages(item: Fields) -> list[Message]:
-    """A turn. One with results of functions becomes two, as in every dialect."""
+    """Convert a turn. One with function results becomes two, as in every dialect."""
     role = item.text("role", "user")
     parts = _parts(item)
     results = tuple(part for part in parts if isinstance(part, ToolResultPart))
     rest = tuple(part for part in parts if not isinstance(part, ToolResultPart))
     turns = [Message("tool", results)] if results else []
-    said = Message("assistant" if role == "model" else "system" if role == "system" else "user", rest)
-    return [*turns, said] if rest or not results else turns
+    turn = Message("assistant" if role == "model" else "system" if role == "system" else "user", rest)
+    return [*turns, turn] if rest or not results else turns
 
 
 def _parts(item: Fields) -> list[Part]:
@@ -157,7 +156,7 @@ def _parts(item: Fields) -> list[Part]:
 
 
 def _listed(fields: Fields, name: str) -> Iterable[Fields]:
-    """The objects of a list. One object alone is a list of one: the service takes it, and people write it so."""
+    """Yield the objects of a list. A single object counts as a list of one, as at the provider."""
     if isinstance(fields.value.get(name), dict):
         return [fields.object(name)]
     return fields.items(name)
@@ -243,7 +242,7 @@ def _thinking(config: Fields) -> Thinking | None:
 
 
 def error(status: int, kind: str, message: str) -> bytes:
-    """An error body. The words of `status` are fixed by the service, so `kind` counts only if it is one of them."""
+    """Render an error. The values of `status` are fixed, so `kind` counts only if it is one of them."""
     return msgspec.json.encode(_error(status, kind, message))
 
 
@@ -253,7 +252,7 @@ def _error(status: int, kind: str, message: str) -> dict[str, Any]:
     return {"error": {"code": status, "message": message, "status": word}}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: TokenUsage) -> dict[str, Any]:
     return {
         "promptTokenCount": usage.input,
         "cachedContentTokenCount": usage.cached,
@@ -263,19 +262,19 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def usage_in(body: JsonObject) -> Usage | None:
-    """The token counts of an answer, or of a chunk of one."""
+def usage_in(body: JsonObject) -> TokenUsage | None:
+    """Return the token counts of a reply, or of a chunk of one."""
     found = body.get("usageMetadata")
     if not isinstance(found, dict):
         return None
     thinking = count(found, "thoughtsTokenCount")
-    asked = count(found, "promptTokenCount") + count(found, "toolUsePromptTokenCount")
+    prompt = count(found, "promptTokenCount") + count(found, "toolUsePromptTokenCount")
     cached = count(found, "cachedContentTokenCount")
-    return Usage(asked, count(found, "candidatesTokenCount") + thinking, cached, thinking=thinking)
+    return TokenUsage(prompt, count(found, "candidatesTokenCount") + thinking, cached, thinking=thinking)
 
 
 def _rendered(part: Part) -> dict[str, Any] | None:
-    """A part of an answer; None for what this dialect has no answer for."""
+    """Render a part; None for parts that this dialect cannot represent."""
     match part:
         case TextPart():
             return {"text": part.text, **_signed(part.signature)}
@@ -295,7 +294,7 @@ def _rendered(part: Part) -> dict[str, Any] | None:
 
 
 def _signed(signature: str) -> dict[str, str]:
-    """A signature is bytes there, and clients decode it: one that is no base64 is not Google's, and not sent."""
+    """Return the signature field. Clients decode it as base64: any other value is not Google's, and is not sent."""
     return {"thoughtSignature": signature} if signature and from_base64(signature) is not None else {}
 
 
@@ -318,7 +317,7 @@ def render(reply: ModelReply, request: ModelRequest) -> bytes:
 
 
 def read(body: JsonObject) -> ModelReply:
-    """A provider's whole answer, in our words: its first candidate. `STOP` may also end an answer with calls."""
+    """Parse the first candidate of a provider's whole reply. `STOP` may also end a reply with calls."""
     fields = Fields(dict(body))
     candidate = next(fields.items("candidates"), None)
     content = None if candidate is None else candidate.maybe("content")
@@ -326,7 +325,7 @@ def read(body: JsonObject) -> ModelReply:
     return ModelReply(
         () if content is None else tuple(_parts(content)),
         "refusal" if reason in _BLOCKED else "length" if reason == "MAX_TOKENS" else None,
-        usage_in(body) or Usage(),
+        usage_in(body) or TokenUsage(),
         fields.text("modelVersion", ""),
         fields.text("responseId", ""),
     )
@@ -341,7 +340,7 @@ def stream(request: ModelRequest) -> ContentStream:
 
 
 class ContentStream(AnswerStream):
-    """One answer as a run of small answers. Words go out as they come; calls and images when they are whole."""
+    """A reply as a sequence of partial replies. Text is sent as it arrives; calls and images when whole."""
 
     def __init__(self, request: ModelRequest) -> None:
         super().__init__(request)
@@ -351,21 +350,21 @@ class ContentStream(AnswerStream):
     def begin(self) -> list[bytes]:
         return [] if self.request.sse else [b"["]
 
-    def written(self, steps: list[Step]) -> list[bytes]:
+    def written(self, steps: list[PartEvent]) -> list[bytes]:
         chunks: list[bytes] = []
         for step in steps:
             match step:
-                case Grew(part=TextPart(), text=text):
+                case PartGrew(part=TextPart(), text=text):
                     chunks.append(self._chunk(_body(self.request, [{"text": text}])))
-                case Grew(part=ThinkingPart(), text=text):
+                case PartGrew(part=ThinkingPart(), text=text):
                     chunks.append(self._chunk(_body(self.request, [{"text": text, "thought": True}])))
-                case Closed(part=TextPart(signature=signature) | ThinkingPart(signature=signature) as part):
+                case PartClosed(part=TextPart(signature=signature) | ThinkingPart(signature=signature) as part):
                     if _signed(signature):
-                        # The service, too, sends it after the words, with an empty text.
+                        # The provider also sends the signature after the text, with an empty text.
                         thought = {"thought": True} if isinstance(part, ThinkingPart) else {}
                         signed = {"text": "", **thought, **_signed(signature)}
                         chunks.append(self._chunk(_body(self.request, [signed])))
-                case Closed(part=part):
+                case PartClosed(part=part):
                     rendered = _rendered(part)
                     if rendered is not None:
                         chunks.append(self._chunk(_body(self.request, [rendered])))
@@ -384,6 +383,6 @@ class ContentStream(AnswerStream):
     def _chunk(self, body: JsonObject) -> bytes:
         self._sent += 1
         if self.request.sse:
-            # Its own clients look for CR LF.
+            # Google's own clients search for CR LF.
             return sse(body)[:-2] + b"\r\n\r\n"
         return (b"," if self._sent > 1 else b"") + msgspec.json.encode(body)

@@ -1,6 +1,6 @@
-"""OpenAI's `/v1/chat/completions`: requests read, answers and streams of chunks written; pure.
+"""OpenAI's `/v1/chat/completions`: parses requests, renders replies and streams of chunks; pure.
 
-Thinking has no place in this dialect's definition; `reasoning_content`, which many servers and clients use, has it.
+The API defines no field for reasoning; `reasoning_content`, which many servers and clients use, carries it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.bridge.deltas import Grew, Opened, Step
-from holdfast.bridge.dialects.answer_stream import AnswerStream
 from holdfast.bridge.dialects.fields import Fields, body_fields, from_base64
 from holdfast.bridge.dialects.openai_wire import (
     call_id,
@@ -26,7 +24,9 @@ from holdfast.bridge.dialects.openai_wire import (
     usage_in,
     usage_object,
 )
-from holdfast.bridge.normal import (
+from holdfast.bridge.dialects.streaming import AnswerStream, PartEvent, PartGrew, PartOpened
+from holdfast.bridge.sse import sse
+from holdfast.bridge.types import (
     DialectName,
     FilePart,
     Format,
@@ -42,14 +42,13 @@ from holdfast.bridge.normal import (
     TextPart,
     Thinking,
     ThinkingPart,
+    TokenUsage,
     Tool,
     ToolCallPart,
     ToolChoice,
     ToolKind,
     ToolResultPart,
-    Usage,
 )
-from holdfast.bridge.sse import sse
 from holdfast.wire.http_messages import HttpRequest
 
 __all__ = ["NAME", "error", "parse", "read", "render", "stream", "usage_in"]
@@ -85,7 +84,7 @@ def parse(request: HttpRequest) -> ModelRequest:
 
 
 def params(body: Fields) -> Params:
-    """How to sample; the same fields in chat and in completions."""
+    """Return the sampling parameters, which chat and completions share."""
     effort = body.text("reasoning_effort", "")
     limit = body.integer("max_completion_tokens")
     return Params(
@@ -118,7 +117,7 @@ def _format(body: Fields) -> Format | None:
 def _message(item: Fields) -> Message:
     role = _ROLES.get(item.text("role"))
     if role is None:
-        item.refuse("role", f"{item.text('role')!r} is none of {', '.join(_ROLES)}")
+        item.refuse("role", f"{item.text('role')!r} is not one of {', '.join(_ROLES)}")
     content = [*_reasoning(item), *_content(item)]
     if role == "tool":
         inside = tuple(p for p in content if isinstance(p, TextPart | ImagePart | FilePart | OtherPart))
@@ -234,14 +233,14 @@ def _whole_call(part: ToolCallPart, id_: str) -> dict[str, Any]:
 
 
 def render(reply: ModelReply, request: ModelRequest) -> bytes:
-    """The body of a whole answer."""
-    said = [part.text for part in reply.content if isinstance(part, TextPart) and not part.refusal]
+    """Render the body of a whole reply."""
+    texts = [part.text for part in reply.content if isinstance(part, TextPart) and not part.refusal]
     refused = [part.text for part in reply.content if isinstance(part, TextPart) and part.refusal]
     thought = "".join(part.text for part in reply.content if isinstance(part, ThinkingPart))
     calls = [part for part in reply.content if isinstance(part, ToolCallPart)]
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": "".join(said) if said else None,
+        "content": "".join(texts) if texts else None,
         "refusal": "".join(refused) if refused else None,
     }
     if thought:
@@ -263,13 +262,13 @@ def render(reply: ModelReply, request: ModelRequest) -> bytes:
 
 
 def read(body: JsonObject) -> ModelReply:
-    """A provider's whole answer, in our words: its first choice."""
+    """Parse the first choice of a provider's whole reply."""
     fields = Fields(dict(body))
     choice = next(fields.items("choices"), None)
     message = None if choice is None else choice.maybe("message")
     content = () if message is None else _message(message).content
     reason = "" if choice is None else choice.text("finish_reason", "")
-    usage = usage_in(body) or Usage()
+    usage = usage_in(body) or TokenUsage()
     return ModelReply(content, stop_reason(reason, content), usage, fields.text("model", ""), fields.text("id", ""))
 
 
@@ -278,7 +277,7 @@ def stream(request: ModelRequest) -> ChatStream:
 
 
 class ChatStream(AnswerStream):
-    """One answer as chunks. The last has the counts, if the caller asked for them; then `[DONE]`."""
+    """A reply as chunks. The last has the counts, if the caller requested them; then `[DONE]`."""
 
     def __init__(self, request: ModelRequest) -> None:
         super().__init__(request)
@@ -287,26 +286,26 @@ class ChatStream(AnswerStream):
         self._counts = isinstance(options, dict) and options.get("include_usage") is True
 
     def begin(self) -> list[bytes]:
-        return [self._said({"role": "assistant", "content": ""})]
+        return [self._delta({"role": "assistant", "content": ""})]
 
-    def written(self, steps: list[Step]) -> list[bytes]:
+    def written(self, steps: list[PartEvent]) -> list[bytes]:
         chunks: list[bytes] = []
         for step in steps:
             match step:
-                case Opened(part=ToolCallPart() as call):
+                case PartOpened(part=ToolCallPart() as call):
                     self._calls += 1
                     chunks.append(
-                        self._said({"tool_calls": [{"index": self._calls, **_call_object(call, call.id)}]})
+                        self._delta({"tool_calls": [{"index": self._calls, **_call_object(call, call.id)}]})
                     )
-                case Grew(part=ToolCallPart() as call, text=text):
+                case PartGrew(part=ToolCallPart() as call, text=text):
                     inner = (
                         {"custom": {"input": text}} if call.kind == "custom" else {"function": {"arguments": text}}
                     )
-                    chunks.append(self._said({"tool_calls": [{"index": self._calls, **inner}]}))
-                case Grew(part=ThinkingPart(), text=text):
-                    chunks.append(self._said({"reasoning_content": text}))
-                case Grew(part=TextPart() as part, text=text):
-                    chunks.append(self._said({"refusal" if part.refusal else "content": text}))
+                    chunks.append(self._delta({"tool_calls": [{"index": self._calls, **inner}]}))
+                case PartGrew(part=ThinkingPart(), text=text):
+                    chunks.append(self._delta({"reasoning_content": text}))
+                case PartGrew(part=TextPart() as part, text=text):
+                    chunks.append(self._delta({"refusal" if part.refusal else "content": text}))
                 case _:
                     pass
         return chunks
@@ -331,7 +330,7 @@ class ChatStream(AnswerStream):
             "model": request.model,
         }
 
-    def _said(self, delta: JsonObject) -> bytes:
+    def _delta(self, delta: JsonObject) -> bytes:
         return self._chunk(delta, {}, {})
 
     def _chunk(self, delta: JsonObject, choice: JsonObject, extra: JsonObject) -> bytes:

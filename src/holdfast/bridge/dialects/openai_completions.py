@@ -1,7 +1,7 @@
-"""OpenAI's `/v1/completions`, the older endpoint of prompts and texts: requests read, answers written; pure.
+"""OpenAI's `/v1/completions`, the older endpoint for prompts and texts: parses requests, renders replies; pure.
 
-A prompt is one turn of the user; several prompts are several turns. A prompt of token numbers has no words and is
-kept as it came.
+A prompt is one turn of the user; several prompts are several turns. A prompt of token numbers has no text and stays
+unparsed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.bridge.deltas import Grew, Step
-from holdfast.bridge.dialects.answer_stream import AnswerStream
 from holdfast.bridge.dialects.fields import Fields, body_fields
 from holdfast.bridge.dialects.openai_chat import params
 from holdfast.bridge.dialects.openai_wire import (
@@ -22,7 +20,9 @@ from holdfast.bridge.dialects.openai_wire import (
     usage_in,
     usage_object,
 )
-from holdfast.bridge.normal import (
+from holdfast.bridge.dialects.streaming import AnswerStream, PartEvent, PartGrew
+from holdfast.bridge.sse import sse
+from holdfast.bridge.types import (
     DialectName,
     JsonObject,
     Message,
@@ -30,9 +30,8 @@ from holdfast.bridge.normal import (
     ModelRequest,
     OtherPart,
     TextPart,
-    Usage,
+    TokenUsage,
 )
-from holdfast.bridge.sse import sse
 from holdfast.wire.http_messages import HttpRequest
 
 __all__ = ["NAME", "error", "parse", "read", "render", "stream", "usage_in"]
@@ -66,7 +65,7 @@ def _prompts(body: Fields) -> tuple[Message, ...]:
 
 
 def _finish(reply: ModelReply) -> str:
-    # There are no tools here, so an answer cannot end for one.
+    # This dialect has no tools, so a reply cannot end for one.
     return "stop" if reply.reason == "tool_use" else finish_reason(reply)
 
 
@@ -88,12 +87,12 @@ def render(reply: ModelReply, request: ModelRequest) -> bytes:
 
 
 def read(body: JsonObject) -> ModelReply:
-    """A provider's whole answer, in our words: its first choice."""
+    """Parse the first choice of a provider's whole reply."""
     fields = Fields(dict(body))
     choice = next(fields.items("choices"), None)
     text, reason = ("", "") if choice is None else (choice.text("text", ""), choice.text("finish_reason", ""))
     content = (TextPart(text),) if text else ()
-    usage = usage_in(body) or Usage()
+    usage = usage_in(body) or TokenUsage()
     return ModelReply(content, stop_reason(reason, content), usage, fields.text("model", ""), fields.text("id", ""))
 
 
@@ -102,7 +101,7 @@ def stream(request: ModelRequest) -> CompletionStream:
 
 
 class CompletionStream(AnswerStream):
-    """One answer as chunks of text; then `[DONE]`."""
+    """A reply as chunks of text; then `[DONE]`."""
 
     def __init__(self, request: ModelRequest) -> None:
         super().__init__(request)
@@ -112,11 +111,11 @@ class CompletionStream(AnswerStream):
     def begin(self) -> list[bytes]:
         return []
 
-    def written(self, steps: list[Step]) -> list[bytes]:
+    def written(self, steps: list[PartEvent]) -> list[bytes]:
         return [
             self._chunk(step.text, {}, {})
             for step in steps
-            if isinstance(step, Grew) and isinstance(step.part, TextPart) and not step.part.refusal
+            if isinstance(step, PartGrew) and isinstance(step.part, TextPart) and not step.part.refusal
         ]
 
     def finish(self, reply: ModelReply) -> list[bytes]:

@@ -1,7 +1,7 @@
-"""OpenAI's `/v1/responses`: items read into turns, answers written as items; its stream is in its own module. Pure.
+"""OpenAI's `/v1/responses`: parses items into turns, renders replies as items; its stream has its own module. Pure.
 
-Reasoning, messages and calls that follow each other are one turn of the assistant here. Reasoning keeps its id and
-its encrypted text, so that it can go back as it came.
+Consecutive reasoning, messages and calls are one turn of the assistant. Reasoning keeps its id and its encrypted
+text, so that it can be returned unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.bridge.dialects.openai_wire import (
     split_system,
     stop_reason,
 )
-from holdfast.bridge.normal import (
+from holdfast.bridge.types import (
     DialectName,
     FilePart,
     Format,
@@ -37,12 +37,12 @@ from holdfast.bridge.normal import (
     TextPart,
     Thinking,
     ThinkingPart,
+    TokenUsage,
     Tool,
     ToolCallPart,
     ToolChoice,
     ToolKind,
     ToolResultPart,
-    Usage,
 )
 from holdfast.wire.http_messages import HttpRequest
 
@@ -56,10 +56,10 @@ _ROLES: Final[Mapping[str, Role]] = {
     "user": "user",
     "assistant": "assistant",
 }
-#: Items that are no turns. Tools that come with the input are tools of the request like any others.
+#: Items that are not turns. Tools in the input are tools of the request like any others.
 _MORE_TOOLS: Final = "additional_tools"
 _NO_TURNS: Final = (_MORE_TOOLS, "configuration_update")
-#: What the answer repeats of the request, and what stands there when the request leaves it out.
+#: Fields of the request that the response repeats, and their defaults.
 _ECHOED: Final[Mapping[str, Any]] = {
     "background": False,
     "instructions": None,
@@ -124,7 +124,7 @@ def _turn(each: Fields) -> Message:
     if kind == "message":
         role = _ROLES.get(each.text("role"))
         if role is None:
-            each.refuse("role", f"{each.text('role')!r} is none of {', '.join(_ROLES)}")
+            each.refuse("role", f"{each.text('role')!r} is not one of {', '.join(_ROLES)}")
         return Message(role, tuple(_content(each, "content")))
     if kind in ("function_call", "custom_tool_call"):
         tool_kind: ToolKind = "function" if kind == "function_call" else "custom"
@@ -142,8 +142,8 @@ def _turn(each: Fields) -> Message:
 
 def _reasoning(each: Fields) -> ThinkingPart:
     summary = [piece.text("text") for piece in each.items("summary")]
-    said = summary or [piece.text("text") for piece in each.items("content")]
-    return ThinkingPart("\n\n".join(said), encrypted=each.text("encrypted_content", ""), id=each.text("id", ""))
+    texts = summary or [piece.text("text") for piece in each.items("content")]
+    return ThinkingPart("\n\n".join(texts), encrypted=each.text("encrypted_content", ""), id=each.text("id", ""))
 
 
 def _result(each: Fields, kind: ToolKind) -> ToolResultPart:
@@ -181,7 +181,7 @@ def _part(part: Fields) -> Part:
 
 
 def _tool_objects(body: Fields) -> list[Fields]:
-    """All definitions of tools: the request's own, and those of items in its input."""
+    """Yield all tool definitions: the request's own, and those of items in its input."""
     found = list(body.items("tools"))
     if isinstance(body.value.get("input"), list):
         for each in body.items("input"):
@@ -242,7 +242,7 @@ def _thinking(body: Fields) -> Thinking | None:
     return Thinking(effort != "none", effort=effort) if effort else None
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
+def usage_object(usage: TokenUsage) -> dict[str, Any]:
     return {
         "input_tokens": usage.input,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": usage.cache_write},
@@ -252,14 +252,14 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def usage_in(body: JsonObject) -> Usage | None:
-    """The token counts of a response, or of an event that carries one."""
+def usage_in(body: JsonObject) -> TokenUsage | None:
+    """Return the token counts of a response, or of an event that carries one."""
     inner = body.get("response")
     found = inner.get("usage") if isinstance(inner, dict) else body.get("usage")
     if not isinstance(found, dict):
         return None
     details = found.get("input_tokens_details")
-    return Usage(
+    return TokenUsage(
         count(found, "input_tokens"),
         count(found, "output_tokens"),
         count(details, "cached_tokens"),
@@ -269,7 +269,7 @@ def usage_in(body: JsonObject) -> Usage | None:
 
 
 def response(request: ModelRequest, status: str, output: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-    """The response object, whose settings are those of the request."""
+    """Return the response object with the settings of the request."""
     echoed = {
         name: default if request.raw.get(name) is None else request.raw[name] for name, default in _ECHOED.items()
     }
@@ -295,7 +295,7 @@ def text_content(part: TextPart) -> dict[str, Any]:
 
 
 def item(part: Part, request: ModelRequest, index: int, status: str = "completed") -> dict[str, Any] | None:
-    """A part of an answer as an item; None for what this dialect has no item for."""
+    """Render a part as an item; None for parts that this dialect cannot represent."""
     id_ = f"{request.id}_{index}"
     match part:
         case TextPart():
@@ -327,7 +327,7 @@ def item(part: Part, request: ModelRequest, index: int, status: str = "completed
 
 
 def finished(reply: ModelReply, request: ModelRequest, items: list[dict[str, Any]]) -> dict[str, Any]:
-    """The response at its end: complete, or cut short by the length or by the filter."""
+    """Return the response at its end: complete, or cut by the length or by the filter."""
     why = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(finish_reason(reply))
     cut = {} if why is None else {"incomplete_details": {"reason": why}}
     body = response(request, "completed" if why is None else "incomplete", items, **cut)
@@ -338,12 +338,12 @@ def finished(reply: ModelReply, request: ModelRequest, items: list[dict[str, Any
 
 
 def read(body: JsonObject) -> ModelReply:
-    """A provider's whole answer, in our words."""
+    """Parse a provider's whole reply."""
     fields = Fields(dict(body))
     content = tuple(part for each in fields.items("output") for part in _turn(each).content)
     cut = fields.maybe("incomplete_details")
     why = {"max_output_tokens": "length"}.get(reason := "" if cut is None else cut.text("reason", ""), reason)
-    usage = usage_in(body) or Usage()
+    usage = usage_in(body) or TokenUsage()
     return ModelReply(content, stop_reason(why, content), usage, fields.text("model", ""), fields.text("id", ""))
 
 

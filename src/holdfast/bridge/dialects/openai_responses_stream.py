@@ -1,17 +1,16 @@
-"""The stream of `/v1/responses`: each item announced, filled and finished by named, numbered events; pure."""
+"""The stream of `/v1/responses`: named, numbered events announce, fill and finish each item; pure."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from holdfast.bridge.deltas import Closed, Grew, Opened, Step
-from holdfast.bridge.dialects.answer_stream import AnswerStream
 from holdfast.bridge.dialects.fields import json_text
 from holdfast.bridge.dialects.openai_responses import finished, item, response, text_content
-from holdfast.bridge.normal import ModelReply, ModelRequest, Part, TextPart, ThinkingPart, ToolCallPart
+from holdfast.bridge.dialects.streaming import AnswerStream, PartClosed, PartEvent, PartGrew, PartOpened
 from holdfast.bridge.sse import sse
+from holdfast.bridge.types import ModelReply, ModelRequest, Part, TextPart, ThinkingPart, ToolCallPart
 
-#: The codes that a failed response may have; clients act on them.
+#: Codes of a failed response; clients depend on them.
 _FAILURES = {429: "rate_limit_exceeded"}
 
 
@@ -20,13 +19,13 @@ def stream(request: ModelRequest) -> ResponseStream:
 
 
 class ResponseStream(AnswerStream):
-    """One response as events. The last holds it whole."""
+    """One response as events. The last event contains it whole."""
 
     def __init__(self, request: ModelRequest) -> None:
         super().__init__(request)
         self._number = -1
         self._items: list[dict[str, Any]] = []
-        # Of the item that is open.
+        # State of the open item.
         self._id = ""
         self._summary_open = False
 
@@ -37,21 +36,21 @@ class ResponseStream(AnswerStream):
             self._event("response.in_progress", response=started),
         ]
 
-    def written(self, steps: list[Step]) -> list[bytes]:
+    def written(self, steps: list[PartEvent]) -> list[bytes]:
         events: list[bytes] = []
         for step in steps:
             match step:
-                case Opened(index=index, part=part):
+                case PartOpened(index=index, part=part):
                     events.extend(self._open(index, part))
-                case Grew(part=part, text=text):
+                case PartGrew(part=part, text=text):
                     events.extend(self._grow(part, text))
-                case Closed(index=index, part=part):
+                case PartClosed(index=index, part=part):
                     events.extend(self._close(index, part))
         return events
 
     def finish(self, reply: ModelReply) -> list[bytes]:
         whole = finished(reply, self.request, self._items)
-        # The id was told at the beginning and cannot change.
+        # The first event carried the id, so it cannot change.
         whole["id"] = f"resp_{self.request.id}"
         name = "response.completed" if whole["status"] == "completed" else "response.incomplete"
         return [self._event(name, response=whole)]
@@ -104,7 +103,7 @@ class ResponseStream(AnswerStream):
         if done is None:
             return []
         if self._id:
-            # A thought may learn its id from the provider after it was announced under ours.
+            # A reasoning part may get the provider's id after it was announced under ours.
             done["id"] = self._id
         events = [*self._filled(part), self._item_event("response.output_item.done", item=done)]
         self._items.append(done)
@@ -113,9 +112,9 @@ class ResponseStream(AnswerStream):
     def _filled(self, part: Part) -> list[bytes]:
         match part:
             case TextPart():
-                said = {"refusal": part.text} if part.refusal else {"text": part.text, "logprobs": []}
+                fields = {"refusal": part.text} if part.refusal else {"text": part.text, "logprobs": []}
                 name = "response.refusal.done" if part.refusal else "response.output_text.done"
-                whole = self._content_event(name, **said)
+                whole = self._content_event(name, **fields)
                 return [whole, self._content_event("response.content_part.done", part=text_content(part))]
             case ThinkingPart() if self._summary_open:
                 summary = {"type": "summary_text", "text": part.text}
@@ -143,5 +142,5 @@ class ResponseStream(AnswerStream):
 
     def _event(self, event: str, /, **fields: Any) -> bytes:
         self._number += 1
-        # The settings of the request go along, and those may be anything.
+        # The event repeats the request's settings, which may be any JSON.
         return sse(json_text({"type": event, "sequence_number": self._number, **fields}).encode(), event)

@@ -1,4 +1,4 @@
-"""What OpenAI's endpoints have in common: errors, token counts, images and files given by URL or by bytes; pure."""
+"""Shared by OpenAI's endpoints: errors, token counts, images and files given by URL or by bytes; pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.bridge.dialects.fields import Fields, count, from_data_url
-from holdfast.bridge.normal import (
+from holdfast.bridge.types import (
     FilePart,
     ImagePart,
     JsonObject,
@@ -18,8 +18,8 @@ from holdfast.bridge.normal import (
     Role,
     StopReason,
     TextPart,
+    TokenUsage,
     ToolCallPart,
-    Usage,
 )
 
 _ERROR_TYPES: Final[Mapping[int, tuple[str, str | None]]] = {
@@ -45,21 +45,21 @@ _FINISH_REASONS: Final[Mapping[StopReason, str]] = {
 
 
 def finish_reason(reply: ModelReply) -> str:
-    """What a choice ends with. A refusal in words is an ordinary answer; one without is the content filter's."""
+    """Return the finish reason: `stop` for a refusal in text, `content_filter` for one without."""
     if reply.reason == "refusal" and any(isinstance(p, TextPart) and p.refusal for p in reply.content):
         return "stop"
     return _FINISH_REASONS[reply.reason]
 
 
 def stop_reason(word: str, content: tuple[Part, ...]) -> StopReason | None:
-    """Our word for a choice's finish reason; None where it follows from the content."""
+    """Return the neutral stop reason of a choice; None where it follows from the content."""
     if any(isinstance(part, TextPart) and part.refusal for part in content):
         return "refusal"
     return "length" if word == "length" else "refusal" if word == "content_filter" else None
 
 
 def join_turns(messages: Iterable[Message], *roles: Role) -> list[Message]:
-    """Neighbouring turns of one of these roles as one turn."""
+    """Merge consecutive turns that have one of these roles."""
     joined: list[Message] = []
     for message in messages:
         if joined and message.role in roles and joined[-1].role == message.role:
@@ -70,7 +70,7 @@ def join_turns(messages: Iterable[Message], *roles: Role) -> list[Message]:
 
 
 def split_system(messages: list[Message]) -> tuple[str, tuple[Message, ...]]:
-    """The instructions before the first turn, and the rest."""
+    """Return the instructions before the first turn, and the remaining turns."""
     first = next((i for i, m in enumerate(messages) if m.role not in ("system", "developer")), len(messages))
     return "\n\n".join(m.text for m in messages[:first]), tuple(messages[first:])
 
@@ -82,16 +82,16 @@ def error_object(status: int, kind: str, message: str) -> dict[str, Any]:
 
 
 def error(status: int, kind: str, message: str) -> bytes:
-    """An error body. `kind` is the `code` that programs look at; left empty, it follows from the status."""
+    """Render an error. `kind` is the machine-readable `code`; empty, it follows from the status."""
     return msgspec.json.encode({"error": error_object(status, kind, message)})
 
 
 def render_count(tokens: int) -> bytes:
-    """Of `/v1/responses/input_tokens`, the one endpoint here that counts."""
+    """Render the response of `/v1/responses/input_tokens`, the only counting endpoint here."""
     return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
+def usage_object(usage: TokenUsage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.input,
         "completion_tokens": usage.output,
@@ -101,12 +101,12 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def usage_in(body: JsonObject) -> Usage | None:
-    """The token counts of a chat completion, a completion, a chunk of one, or embeddings."""
+def usage_in(body: JsonObject) -> TokenUsage | None:
+    """Return the token counts of a chat completion, a completion, a chunk of one, or embeddings."""
     found = body.get("usage")
     if not isinstance(found, dict):
         return None
-    return Usage(
+    return TokenUsage(
         count(found, "prompt_tokens"),
         count(found, "completion_tokens"),
         count(found.get("prompt_tokens_details"), "cached_tokens"),
@@ -123,7 +123,7 @@ def image_part(url: str, detail: str = "") -> ImagePart:
 
 
 def file_part(fields: Fields) -> FilePart:
-    """A file of chat or of Responses: `file_data` is a data URL, or bare base64 in older clients."""
+    """Parse a file of chat or of Responses: `file_data` is a data URL, or bare base64 in older clients."""
     name, file_id = fields.text("filename", ""), fields.text("file_id", "")
     if not fields.has("file_data"):
         return FilePart(url=fields.text("file_url", ""), file_id=file_id, name=name)

@@ -1,7 +1,7 @@
 """Our own stdin, stdout and stderr as exact bytes, without ever blocking the event loop.
 
-A loop that blocks in write(2) because a pager does not read would not see Ctrl-C. The descriptors are shared with
-whoever started us, so their flags are left alone: changing O_NONBLOCK on them would change it for everybody.
+A loop that blocks in write(2) because a pager does not read would not receive Ctrl-C. The descriptors are shared
+with the parent process, and O_NONBLOCK belongs to the open file, so their flags are left alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import stat
 from typing import Final
 
-#: A pipe that polls writable takes this much without blocking (PIPE_BUF).
+#: A pipe that polls writable accepts this much without blocking (PIPE_BUF).
 _SURE_BYTES: Final = 4_096
 #: More than a pipe holds, so that one read empties it.
 READ_BYTES: Final = 128 * 1024
@@ -27,7 +27,7 @@ class ByteSink:
         self._never_blocks = stat.S_ISREG(os.fstat(fd).st_mode)
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Write all of it; waits while nobody reads. `BrokenPipeError` if nobody ever will."""
+        """Write all of it, as fast as the reader reads. `BrokenPipeError` if the reader has closed the pipe."""
         view = memoryview(data)
         fd = self._fd if self._own is None else self._own
         while view:
@@ -40,7 +40,7 @@ class ByteSink:
                 await _writable(fd)
 
     def close(self) -> None:
-        """Close what we opened; the descriptor that was given stays open."""
+        """Close the second open file; the descriptor that was given stays open."""
         if self._own is not None:
             os.close(self._own)
             self._own = None
@@ -53,13 +53,13 @@ class ByteSource:
         self._fd = fd
 
     async def read(self) -> bytes:
-        """What there is, waiting for something; empty at the end."""
+        """Wait for bytes and return them; empty at end of file."""
         loop = asyncio.get_running_loop()
         ready = loop.create_future()
         try:
             loop.add_reader(self._fd, _resolve, ready)
         except PermissionError:
-            # epoll refuses what is always ready. Let the others run between two reads.
+            # epoll refuses files that are always ready. Let other tasks run between two reads.
             await asyncio.sleep(0)
             return os.read(self._fd, READ_BYTES)
         try:
@@ -72,7 +72,7 @@ class ByteSource:
             import errno
 
             if error.errno == errno.EIO:
-                # A terminal that was hung up, or that we read in the background, has nothing more to say.
+                # The terminal was hung up, or this process is in the background: end of file.
                 return b""
             raise
 
@@ -96,12 +96,12 @@ def _resolve(ready: asyncio.Future[None]) -> None:
 
 
 def _reopen(fd: int, mode: int) -> int | None:
-    """Another open file of the same pipe or terminal, with flags of its own; None where that cannot be had."""
+    """Open the same pipe or terminal again, with flags of its own; None if that is impossible."""
     kind = os.fstat(fd).st_mode
     if not stat.S_ISFIFO(kind) and not os.isatty(fd):
         return None
     try:
         return os.open(f"/proc/self/fd/{fd}", mode | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
-        # No /proc, or a terminal of another user (after `su`): pieces that a pipe surely takes do as well.
+        # No /proc, or a terminal of another user (after `su`): small pieces are used instead.
         return None

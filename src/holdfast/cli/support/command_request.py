@@ -1,4 +1,4 @@
-"""A `holdfast run` command line as the members of a process: its id, environment and stdin.
+"""The id, environment and stdin of a process, from a `holdfast run` command line.
 
 Shared by `run` and by `quick`, which must start in tens of milliseconds: standard library only, and errors are
 imported where they are raised.
@@ -19,24 +19,24 @@ STDIN = 0
 STDOUT = 1
 STDERR = 2
 
-#: Output on its way to us that we have not written yet. Enough to keep the connection busy, little enough that a
-#: stalled reader of ours holds megabytes and not the process's whole output.
+#: Bytes of output in flight. Enough to keep the connection busy, and few enough that a stalled reader of our stdout
+#: holds megabytes of memory and not the process's whole output.
 WINDOW_BYTES = 4 * 1024 * 1024
 
 
-def forwards_stdin(asked: bool | None, *, tty: bool) -> bool:
-    """Whether our stdin goes to the command: as asked, else with --tty or when it is not a terminal."""
-    return asked if asked is not None else tty or not os.isatty(STDIN)
+def forwards_stdin(option: bool | None, *, tty: bool) -> bool:
+    """Whether our stdin goes to the command: by the option, else with --tty or when it is not a terminal."""
+    return option if option is not None else tty or not os.isatty(STDIN)
 
 
 def generated_id(program: str) -> str:
-    """A process id made of the program's name and 32 random bits."""
+    """Return a process id made of the program's name and 32 random bits."""
     name = re.sub(r"[^A-Za-z0-9._]+", "-", os.path.basename(program)).strip("-.")[:24] or "process"
     return f"{name}-{os.urandom(4).hex()}"
 
 
 def environment(assignments: Sequence[str], *, here: bool, tty: bool) -> dict[str, str]:
-    """The command's environment: on this machine ours, elsewhere only what is set; `K=V` on top, `K` takes ours."""
+    """Return the command's environment: on this machine ours, elsewhere none; plus `K=V`, or `K` with our value."""
     values = dict(os.environ) if here else {}
     if tty and not here and "TERM" in os.environ:
         values["TERM"] = os.environ["TERM"]

@@ -1,29 +1,38 @@
-"""Which exit code tells what, in one place; pure.
+"""The exit codes of the verbs; pure.
 
-The numbers are those of `timeout`, `env` and every shell, so that scripts need not learn new ones.
+The numbers are those of `timeout`, `env` and the shells, which scripts already handle.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from holdfast.errors import CommandNotFound, HoldfastError, NotExecutable, TimeoutError
+from holdfast.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_NOT_EXECUTABLE,
+    EXIT_NOT_FOUND,
+    EXIT_TIMED_OUT,
+    CommandNotFound,
+    HoldfastError,
+    NotExecutable,
+    TimeoutError,
+)
 
 FAILED: Final = 1
 USAGE: Final = 2
 NO_SERVER: Final = 3
-TIMED_OUT: Final = 124
-#: Holdfast itself or the way to the sandbox failed, where the exit code is otherwise the command's.
+TIMED_OUT: Final = EXIT_TIMED_OUT
+#: Holdfast or the connection to the sandbox failed, in a verb that otherwise exits with the command's code.
 OURS: Final = 125
-NOT_EXECUTABLE: Final = 126
-NOT_FOUND: Final = 127
-INTERRUPTED: Final = 130
+NOT_EXECUTABLE: Final = EXIT_NOT_EXECUTABLE
+NOT_FOUND: Final = EXIT_NOT_FOUND
+INTERRUPTED: Final = EXIT_INTERRUPTED
 KILLED: Final = 137
 BROKEN_PIPE: Final = 141
 
 
 def exit_code_of(error: Exception, *, ours: int) -> int:
-    """The exit code for an error; `ours` is the verb's own code for everything that is not the command's fault."""
+    """Return the exit code for an error; `ours` is the verb's code for errors that are not the command's."""
     if isinstance(error, CommandNotFound):
         return NOT_FOUND
     if isinstance(error, NotExecutable):
@@ -34,7 +43,7 @@ def exit_code_of(error: Exception, *, ours: int) -> int:
 
 
 def describe(error: Exception) -> str:
-    """An error as one line that names the offending thing."""
+    """Return an error as one line."""
     if isinstance(error, HoldfastError):
         return error.message
     if isinstance(error, OSError) and error.strerror:

@@ -1,7 +1,7 @@
-"""One process in the foreground of our terminal: its output on ours, our input to it, our signals to it.
+"""One process in the foreground of our terminal: copies its output, and forwards our input and signals.
 
-`run` and `attach` differ only in who started the process; `terminal_view` has what differs with a terminal. The
-output decides when it is over; input, signals, size and time limit run beside it and end with it.
+`run` starts the process, `attach` finds it; `terminal_view` has the differences for a terminal. The copy of the
+output ends first; the tasks for input, signals, size and time limit then end with it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,25 @@ from holdfast.errors import CallerError, StdinClosed
 from holdfast.exec_api import ExecApi
 from holdfast.types import Closed, Exited, OutputChunk, OutputGap, ProcessEvent
 
-#: What a process gets between TERM and KILL when its reader went away: it would have died of PIPE at once.
+#: Between TERM and KILL after the reader of our stdout closed it: PIPE would have ended the process at once.
 _BROKEN_PIPE_GRACE: Final = 1.0
+#: For writing the rest of the output once the command was killed. A reader that stalls, for example a pager that
+#: waits for a key, must not keep Ctrl-C and the time limit from ending this program.
+_OUTPUT_SECONDS: Final = 2.0
 
 
-#: How long the rest of the output may take once the command was killed. Whoever does not read it by then, a pager
-#: that waits for a key for instance, must not keep Ctrl-C and the time limit from ending us.
-_REST_SECONDS: Final = 2.0
+class _OutputStalled(Exception):
+    """The command has ended, and the reader of our stdout does not read the rest of its output."""
 
 
-class _RestLeft(Exception):
-    """The command is gone, and what it printed is not taken from us."""
-
-
-class Detached(Exception):
-    """The detach key was pressed, or the terminal went away: leave, the process goes on."""
+class ClientDetached(Exception):
+    """The detach key was pressed, or the terminal was hung up: this program ends, and the process continues."""
 
 
 class OutputCopy:
     """Writes each stream to its own descriptor: stdout and a terminal's output to 1, stderr to 2.
 
-    `written` bytes of each stream are there already and are not written again.
+    The first `written` bytes of each stream were written before, and are skipped.
     """
 
     def __init__(
@@ -70,9 +68,9 @@ class OutputCopy:
 
 
 class Foreground:
-    """Follows one process until its leader ends. `process_id` must have been started.
+    """Follows one started process until its leader ends.
 
-    With `read_only` it gets no keys and no size of ours; `written` is that of `OutputCopy`.
+    With `read_only` neither keys nor the size of our terminal are sent; `written` is that of `OutputCopy`.
     """
 
     def __init__(
@@ -102,19 +100,19 @@ class Foreground:
         timeout: float | None = None,
         grace: float = 5.0,
     ) -> int:
-        """Until the process ends; returns its exit code, 124 after `timeout` seconds. Raises `Detached`."""
-        beside: list[Coroutine[Any, Any, None]] = [self._pass_on_signals()]
+        """Follow the process to its end and return its exit code, 124 on timeout. Raises `ClientDetached`."""
+        tasks: list[Coroutine[Any, Any, None]] = [self._forward_signals()]
         watches = self._tty and self._read_only and os.isatty(STDIN)
         if forward_input:
-            beside.append(self._pass_on_input(close_at_end))
+            tasks.append(self._forward_input(close_at_end))
         elif watches:
-            beside.append(self._watch_keys())
+            tasks.append(self._watch_keys())
         if timeout is not None:
-            beside.append(self._limit_time(timeout, grace))
+            tasks.append(self._limit_time(timeout, grace))
         with raw_mode(STDIN) if self._tty and (forward_input or watches) else contextlib.nullcontext():
             try:
-                code = await _with_company(self._copy_output(after_seq), beside)
-            except _RestLeft:
+                code = await _run_beside(self._copy_output(after_seq), tasks)
+            except _OutputStalled:
                 complain(f"the rest of its output is kept: `holdfast logs {self._id}`")
                 code = KILLED
         if self._timed_out:
@@ -133,7 +131,7 @@ class Foreground:
                     break
                 await copy.write(event)
         except BrokenPipeError:
-            # Nobody reads what it prints. On a plain pipe PIPE would end it at its next write.
+            # The reader of our stdout has closed it. On a plain pipe PIPE would end the process at its next write.
             await self._api.terminate(self._id, grace=_BROKEN_PIPE_GRACE)
             return BROKEN_PIPE
         finally:
@@ -142,10 +140,10 @@ class Foreground:
         status = await self._api.wait(self._id)
         return status.exit_code if status is not None else 0
 
-    async def _pass_on_input(self, close_at_end: bool) -> None:
+    async def _forward_input(self, close_at_end: bool) -> None:
         source = ByteSource(STDIN)
         detach_key = DetachKey() if self._tty and os.isatty(STDIN) else None
-        # A process may end, or close its stdin, without having read everything; that is its right.
+        # A process may end, or close its stdin, before it has read everything.
         with contextlib.suppress(StdinClosed):
             while data := await source.read():
                 detach = False
@@ -154,42 +152,42 @@ class Foreground:
                 if data:
                     await self._api.write(self._id, data)
                 if detach:
-                    raise Detached
+                    raise ClientDetached
             if close_at_end:
                 await self._end_input()
 
     async def _watch_keys(self) -> None:
-        """Only look: keys go nowhere, and would be echoed into the picture if nobody took them."""
+        """Read and drop keys, which would otherwise be echoed into the picture; the detach key and Ctrl-C leave."""
         source, detach_key = ByteSource(STDIN), DetachKey()
         while data := await source.read():
             typed, detach = detach_key.feed(data)
             if detach or INTERRUPT in typed:
-                raise Detached
+                raise ClientDetached
 
     async def _end_input(self) -> None:
         if self._tty:
-            # A terminal has no end; the end-of-file character says it to whoever reads lines.
+            # A terminal has no end of file; a program that reads lines takes this character for it.
             await self._api.write(self._id, b"\x04")
         else:
             await self._api.close_stdin(self._id)
 
-    async def _pass_on_signals(self) -> None:
-        passed = 0
+    async def _forward_signals(self) -> None:
+        forwarded = 0
         while True:
             name = await self._signals.next()
             if name == "HUP":
-                raise Detached
-            # It may have ended a moment ago, and its end is on its way to us.
+                raise ClientDetached
+            # The process may have ended already, with its exit event on the way.
             with contextlib.suppress(CallerError):
                 if name == "WINCH":
                     await self._follow_size()
                     continue
-                passed += 1
-                if passed == 1:
+                forwarded += 1
+                if forwarded == 1:
                     await self._api.signal(self._id, name)
                 else:
                     await self._api.terminate(self._id, force=True)
-                    await self._leave_the_rest()
+                    await self._abandon_output()
 
     async def _follow_size(self) -> None:
         size = terminal_size(STDIN, STDOUT, STDERR)
@@ -200,17 +198,17 @@ class Foreground:
         await asyncio.sleep(timeout)
         self._timed_out = True
         await self._api.terminate(self._id, grace=grace)
-        await self._leave_the_rest()
+        await self._abandon_output()
 
-    async def _leave_the_rest(self) -> None:
-        await asyncio.sleep(_REST_SECONDS)
-        raise _RestLeft
+    async def _abandon_output(self) -> None:
+        await asyncio.sleep(_OUTPUT_SECONDS)
+        raise _OutputStalled
 
 
 class SignalQueue:
-    """Our signals, in the order in which they came. Before anybody takes them, INT and TERM end us.
+    """The signals of this program, in order. Before the first call of `next`, INT and TERM cancel its task.
 
-    With `detach_on_interrupt` they are not the process's but ours: they make us leave it alone, like HUP.
+    With `detach_on_interrupt`, INT and TERM are not for the process: they detach from it, as HUP does.
     """
 
     def __init__(self, *, detach_on_interrupt: bool = False) -> None:
@@ -232,13 +230,13 @@ class SignalQueue:
 
     @contextlib.contextmanager
     def listening(self, caught: int | None = None) -> Iterator[None]:
-        """Take INT, TERM, HUP and WINCH while the block runs, after the signals in the pipe `caught`."""
+        """Queue INT, TERM, HUP and WINCH while the block runs, after the signals in the pipe `caught`."""
         loop = asyncio.get_running_loop()
         names = ("INT", "TERM", "HUP", "WINCH")
         for name in names:
             loop.add_signal_handler(getattr(signal, f"SIG{name}"), self.put, name)
         if caught is not None:
-            # They are the command's, which runs already.
+            # These signals are for the command, which runs already.
             self._taken = True
             with contextlib.suppress(BlockingIOError):
                 for number in os.read(caught, 4096):
@@ -250,11 +248,11 @@ class SignalQueue:
                 loop.remove_signal_handler(getattr(signal, f"SIG{name}"))
 
 
-async def _with_company(main: Coroutine[Any, Any, int], beside: list[Coroutine[Any, Any, None]]) -> int:
-    """Run `main` to its end with the others beside it; an error of one of them ends all."""
+async def _run_beside(main: Coroutine[Any, Any, int], others: list[Coroutine[Any, Any, None]]) -> int:
+    """Run `main` to its end while the others run beside it; an error of one of them ends all."""
     leader = asyncio.create_task(main)
-    company = {asyncio.create_task(work) for work in beside}
-    running = {leader, *company}
+    helpers = {asyncio.create_task(work) for work in others}
+    running = {leader, *helpers}
     try:
         while not leader.done():
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -262,6 +260,6 @@ async def _with_company(main: Coroutine[Any, Any, int], beside: list[Coroutine[A
                 task.result()
         return leader.result()
     finally:
-        for task in (leader, *company):
+        for task in (leader, *helpers):
             task.cancel()
-        await asyncio.gather(leader, *company, return_exceptions=True)
+        await asyncio.gather(leader, *helpers, return_exceptions=True)

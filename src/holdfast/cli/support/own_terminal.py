@@ -1,4 +1,4 @@
-"""The terminal that we were started on: its size, raw mode, and the key that leaves without ending the command.
+"""The terminal of this program: its size, raw mode, and the detach key, which leaves the command running.
 
 The detach key is Ctrl-\\ followed by `d`. Ctrl-\\ twice sends one Ctrl-\\; with any other key both are sent.
 """
@@ -17,18 +17,18 @@ from holdfast.types import TerminalSize
 DETACH_PREFIX: Final = 0x1C
 DETACH_KEY: Final = ord("d")
 DETACH_NAME: Final = "Ctrl-\\ d"
-#: What Ctrl-C types in raw mode.
+#: The byte of Ctrl-C in raw mode.
 INTERRUPT: Final = 0x03
 
 
 class DetachKey:
-    """Finds the detach key in what was typed, however the bytes are cut."""
+    """Finds the detach key in typed bytes, however they are split."""
 
     def __init__(self) -> None:
         self._prefixed = False
 
     def feed(self, typed: bytes) -> tuple[bytes, bool]:
-        """What to pass on, and whether the key was pressed; nothing typed after it is passed on."""
+        """Return the bytes to forward, and whether the key was pressed; bytes after it are dropped."""
         passed = bytearray()
         for byte in typed:
             if self._prefixed:
@@ -46,7 +46,7 @@ class DetachKey:
 
 
 def terminal_size(*fds: int) -> TerminalSize | None:
-    """The size of the first of these descriptors that is a terminal; None if none is."""
+    """Return the size of the first of these descriptors that is a terminal; None if none is."""
     for fd in fds:
         try:
             size = os.get_terminal_size(fd)
@@ -58,13 +58,13 @@ def terminal_size(*fds: int) -> TerminalSize | None:
 
 
 def draws(fd: int) -> bool:
-    """Whether this is a terminal that understands where to draw."""
+    """Whether a descriptor is a terminal that can move its cursor."""
     return os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
 
 
 @contextmanager
 def raw_mode(fd: int) -> Iterator[None]:
-    """Keys reach the command as they are typed; the terminal is put back at the end, whatever happens."""
+    """Set raw mode, in which keys reach the command as they are typed; the former mode is restored at the end."""
     if not os.isatty(fd):
         yield
         return

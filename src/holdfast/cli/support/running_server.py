@@ -1,7 +1,6 @@
-"""The server at a Unix socket: its pid, its version, and which of its processes are Holdfast's own.
+"""Reads the pid and the version of the server at a Unix socket, and identifies Holdfast's own processes.
 
-For verbs that refuse to get in its way, list its processes, or end it. Standard library only; touches one
-connection.
+For the verbs that start a server, list its processes, or end it. Standard library only; touches one connection.
 """
 
 from __future__ import annotations
@@ -15,30 +14,30 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: A server that is stopped, or being started again, is named by its pid alone.
+#: For the reply with the version. A server that is stopped or restarting is described by its pid alone.
 _ANSWER_SECONDS = 1.0
 #: Verbs that the bridge and the session service start in a sandbox.
 _HELPERS = ("model_proxy", "egress")
 
 
-def who_serves(path: str) -> str | None:
-    """Its pid and its version, for people; None if nobody listens there."""
+def describe_server(path: str) -> str | None:
+    """Return pid and version of the server at `path` as a text; None if no process listens there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_ANSWER_SECONDS)
         try:
             connection.connect(path)
         except OSError:
-            return None  # whoever wants to listen there is told what is wrong
+            return None  # listening there fails with a better error
         pid = listener_of(connection)
         try:
             status = stateless.call(connection, "environment/status", {}).message.get("result", {})
-        except (OSError, stateless.Refused):
+        except OSError:
             return f"pid {pid}, of unknown version"
     return f"pid {status.get('pid', pid)}, version {status.get('version', 'unknown')}"
 
 
 def is_helper(argv: Sequence[str], holdfast: Sequence[str]) -> bool:
-    """Whether a process is one that Holdfast runs for itself: a proxy of a bridge or of a session's network.
+    """Whether Holdfast runs a process for itself: the proxy of a bridge or of a session's network.
 
     `holdfast` is the server's own command for the verbs (`EnvironmentInfo.holdfast`).
     """
@@ -54,7 +53,7 @@ def may_be_helper(argv: Sequence[str]) -> bool:
 
 
 def listener_of(connection: socket.socket) -> int:
-    """The pid of the process that listens at the other end."""
+    """Return the pid of the process that listens at the other end."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid: int = struct.unpack("3i", credentials)[0]
     return pid

@@ -1,6 +1,6 @@
-"""The `--sandbox` option, and how a verb gets at the processes of the sandbox that it names.
+"""The `--sandbox` option, and `open_exec`, which connects to the sandbox that it names.
 
-Verbs work on `ExecApi`, the interface that every sandbox has; the client is loaded when the first verb asks.
+Verbs work on `ExecApi`, the interface that every sandbox has; the client is loaded by the first connection.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from typing import Annotated, Final
 import typer
 
 from holdfast.exec_api import ExecApi
+from holdfast.sandboxes.registry import forms
 
 LOCAL: Final = "local"
-#: As the verbs name themselves to a server.
+#: The client name of the verbs, as a server lists it.
 CLIENT_NAME: Final = "holdfast-cli"
 
+#: typer reads brackets as markup.
+_FORMS: Final = forms().replace("[", "\\[")
 SandboxOption = Annotated[
     str,
     typer.Option(
         "--sandbox",
         envvar="HOLDFAST_SANDBOX",
         metavar="ADDR",
-        help="Where: local (this machine's server), docker:NAME, podman:NAME, kubernetes:NAMESPACE/POD, "
-        "ssh:USER@HOST, bwrap:DIRECTORY, unix:PATH, ws://HOST:PORT.",
+        help=f"The sandbox: {_FORMS}; local is this machine's server.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -32,7 +34,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 
 @asynccontextmanager
 async def open_exec(address: str) -> AsyncIterator[ExecApi]:
-    """The processes of the sandbox at `address`; `local` starts this machine's server if none runs."""
+    """Connect to the sandbox at `address`; `local` starts this machine's server if none runs."""
     from holdfast.client.sandbox import open_exec as open_api
 
     api = await open_api(address, client_name=CLIENT_NAME)
@@ -43,5 +45,5 @@ async def open_exec(address: str) -> AsyncIterator[ExecApi]:
 
 
 def is_this_machine(address: str) -> bool:
-    """Whether our own working directory and environment mean something there."""
+    """Whether our own working directory and environment are valid at the address."""
     return address in (LOCAL, "inprocess")

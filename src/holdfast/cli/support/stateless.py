@@ -1,6 +1,6 @@
-"""One request and its reply over the server's socket, with no event loop and no state kept between calls.
+"""Sends one request over the server's socket and returns its reply, without an event loop.
 
-The handshake and the request leave in one write, so that a call costs one round trip. Standard library only.
+The handshake and the request are one write, so that a call costs one round trip. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _INITIALIZE = b'{"jsonrpc":"2.0","id":"%s","method":"initialize","params":{"clie
     _INITIALIZE_ID.encode()
 )
 _INITIALIZED = b'{"jsonrpc":"2.0","method":"initialized","params":{}}\n'
-#: Sent after a notification: messages are handled in order, so the reply tells that the notification was taken.
+#: Sent after a notification: messages are handled in order, so the reply proves that the notification was handled.
 _BARRIER = b'{"jsonrpc":"2.0","id":"%s","method":"ping","params":{}}\n' % _BARRIER_ID.encode()
 
 _RECEIVE_BYTES = 256 * 1024
 
 
-class Refused(Exception):
+class HandshakeRefused(ConnectionError):
     """The server did not accept the handshake."""
 
 
-class Reply:
-    """A reply as it came, and whether it tells an error."""
+class ReplyLine:
+    """A reply: the line as it arrived, and the decoded message."""
 
     __slots__ = ("line", "message")
 
@@ -43,15 +43,16 @@ class Reply:
         return "error" in self.message
 
 
-def exchange(connection: socket.socket, request: bytes, *, greet: bool = True) -> Reply | None:
-    """Send one request and wait for its reply; None for a notification, which has none.
+def exchange(connection: socket.socket, request: bytes, *, greet: bool = True) -> ReplyLine | None:
+    """Send one request and return its reply; None for a notification, which has none.
 
-    A request that is not JSON goes out as it is: the server answers it. `ConnectionError` if the server goes first.
-    A second request on a connection must not `greet` the server again.
+    A request that is not JSON is sent as it is, and the server replies with an error. `ConnectionError` if the
+    server closes the connection first. `greet` sends the handshake, which only the first request of a connection
+    may do.
     """
-    # Inside JSON a line break can only stand between tokens, so a space means the same and keeps it one message.
+    # In JSON a line break occurs only between tokens, so a space means the same and keeps the message in one line.
     line = request.replace(b"\r", b" ").replace(b"\n", b" ") + b"\n"
-    method, has_id = _what_it_is(request)
+    method, has_id = _parse_request(request)
     is_notification = method is not None and not has_id
     greet = greet and method != "initialize"
     parts = [_INITIALIZE, _INITIALIZED, line] if greet else [line]
@@ -66,17 +67,17 @@ def exchange(connection: socket.socket, request: bytes, *, greet: bool = True) -
         if awaiting_initialize and message.get("id") == _INITIALIZE_ID:
             awaiting_initialize = False
             if "error" in message:
-                raise Refused(message["error"].get("message", "no reason given"))
+                raise HandshakeRefused(f"the server refused: {message['error'].get('message', 'no reason given')}")
         elif is_notification:
             if message.get("id") == _BARRIER_ID:
                 return None
         else:
-            return Reply(answer, message)
+            return ReplyLine(answer, message)
     raise ConnectionResetError("the server closed the connection before it replied")
 
 
-def call(connection: socket.socket, method: str, params: dict[str, Any], *, greet: bool = True) -> Reply:
-    """`exchange` for callers that have a method and its parameters."""
+def call(connection: socket.socket, method: str, params: dict[str, Any], *, greet: bool = True) -> ReplyLine:
+    """Call a method with parameters; see `exchange`."""
     request = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
     reply = exchange(connection, request.encode(), greet=greet)
     if reply is None:
@@ -84,8 +85,8 @@ def call(connection: socket.socket, method: str, params: dict[str, Any], *, gree
     return reply
 
 
-def _what_it_is(request: bytes) -> tuple[str | None, bool]:
-    """The method, or None if this is no request at all, and whether it has an id."""
+def _parse_request(request: bytes) -> tuple[str | None, bool]:
+    """Return the method, or None if this is not a request, and whether it has an id."""
     try:
         message = json.loads(request)
     except (ValueError, RecursionError):

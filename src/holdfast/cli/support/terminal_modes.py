@@ -1,7 +1,7 @@
-"""What a program has switched on in the terminal that shows it, and the bytes that switch it off again; pure.
+"""Tracks the modes that a program sets in a terminal, and returns the bytes that reset them; pure.
 
-Somebody who leaves a full-screen program running must find their own terminal as it was: on its first screen, with
-a cursor, and with keys and mouse that type nothing strange.
+After detaching from a full-screen program the user's terminal must be as before: on its primary screen, with a
+cursor, and without special reports of keys and mouse.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-#: Modes of a fresh terminal that are on: wrapping at the last column, and the cursor.
+#: Modes that are on in a new terminal: wrapping at the last column, and the cursor.
 _ON_AT_FIRST: Final = frozenset((7, 25))
-#: The others that change what keys, mouse and output do: cursor keys, reverse video, origin, keypad, side margins,
+#: Other modes that change keys, mouse and output: cursor keys, reverse video, origin, keypad, side margins,
 #: mouse reports and their encodings, focus reports, wheel as arrows, bracketed paste, held updates.
 _OFF_AT_FIRST: Final = frozenset(
     (1, 5, 6, 66, 69, 9, 1000, 1001, 1002, 1003, 1004, 1005, 1006, 1007, 1015, 1016, 2004, 2026)
@@ -25,13 +25,14 @@ _SEQUENCE: Final = re.compile(
     rb"|[\]PX^_][^\x07\x18\x1a\x1b]*"
     rb"|(?P<escape>[ -/]*[0-OQ-WYZ`-~]))"
 )
-#: The beginning of one, at the end of what came. A string (OSC, DCS) tells no mode: its end may be missed.
+#: The beginning of a sequence, at the end of the data. A string (OSC, DCS) sets no mode, so its end does not
+#: matter.
 _UNFINISHED: Final = re.compile(rb"\x1b(?:\[[<=>?]?[0-9;:]*[ -/!]*|[ -/]*)?")
 _LONGEST: Final = 256
 
 
 class ShownModes:
-    """Follows what is written to a terminal, however the bytes are cut."""
+    """The modes of a terminal by the bytes written to it, however these are split."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -39,9 +40,9 @@ class ShownModes:
         self._forget()
 
     def _forget(self) -> None:
-        #: DEC modes that are not as in a fresh terminal.
+        #: DEC modes that differ from a new terminal.
         self._changed: set[int] = set()
-        #: By which mode the other screen was switched on.
+        #: The mode that switched to the alternate screen.
         self._alternate = 0
         self._ansi: set[bytes] = set()
         self._keypad = False
@@ -56,7 +57,7 @@ class ShownModes:
         self._key_flags = False
 
     def feed(self, data: bytes) -> None:
-        """These bytes were written."""
+        """Note bytes that were written to the terminal."""
         data = self._held + data
         self._held = b""
         last = data.rfind(b"\x1b")
@@ -67,7 +68,7 @@ class ShownModes:
                 data, self._held = data[:last], tail
             else:
                 string = _SEQUENCE.match(tail)
-                # Nothing behind it has ended it yet.
+                # No terminator has come yet.
                 self._in_string = string is not None and tail[1:2] in b"]PX^_" and string.end() == len(tail)
         elif self._in_string:
             self._in_string = re.search(rb"[\x07\x18\x1a]", data) is None
@@ -129,11 +130,11 @@ class ShownModes:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the last sequence has not ended: whatever is written now belongs to it."""
+        """Whether the last sequence is incomplete: bytes written now would belong to it."""
         return bool(self._held) or self._in_string
 
-    def leaving(self) -> bytes:
-        """What puts the terminal back; empty if nothing is switched on. Contents and cursor stay where they are."""
+    def reset(self) -> bytes:
+        """Forget the modes and return the bytes that reset them, if any. Contents and cursor position stay."""
         parts = [b"\x18"] if self.unfinished else []
         if 2026 in self._changed:
             parts.append(b"\x1b[?2026l")
@@ -144,7 +145,7 @@ class ShownModes:
         if self._alternate:
             parts.append(b"\x1b[?%dl" % self._alternate)
         if self._changed & {6, 69}:
-            # Switching them off homes the cursor, and where it was counted from another corner.
+            # Resetting these modes moves the cursor home, and its position was relative to another origin.
             parts.append(b"\x1b[?6l\x1b[?69l\x1b[r\x1b[999;1H")
         elif self._region:
             parts.append(b"\x1b7\x1b[r\x1b8")
@@ -160,11 +161,8 @@ class ShownModes:
         if self._charset or self._shifted:
             parts.append(b"\x1b(B\x0f")
         if self._coloured or self._alternate:
-            # Leaving the other screen brings back the colours that were on when it was entered.
+            # Leaving the alternate screen restores the colours from before it.
             parts.append(b"\x1b[0m")
-        return b"".join(parts)
-
-    def left(self) -> None:
-        """What `leaving` gave was written."""
         self._held, self._in_string = b"", False
         self._forget()
+        return b"".join(parts)

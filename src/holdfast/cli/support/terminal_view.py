@@ -1,7 +1,7 @@
-"""A terminal of the sandbox on our own terminal: its screen drawn anew, then its output as it comes, and our keys.
+"""Shows a terminal of the sandbox on our own: draws its screen, copies its output, and forwards our keys.
 
-The screen is made from what the sandbox keeps, and the output goes on at exactly the position that it was made at.
-What the program inside has switched on in our terminal is switched off when we leave.
+The screen is drawn from the retained output, and the copy begins at exactly that position. Modes that the program
+set in our terminal are reset at the end.
 """
 
 from __future__ import annotations
@@ -23,61 +23,58 @@ from holdfast.errors import TerminalClosed
 from holdfast.exec_api import ExecApi
 from holdfast.types import TerminalEvent, TerminalSize, TerminalStatus
 
-#: What one read asks for: on a slow terminal, this much stands between a key and its effect.
+#: Bytes of one read: on a slow terminal, up to this much output precedes the effect of a key.
 _READ_BYTES: Final = 256 * 1024
-#: How long one read waits for something to come.
+#: How long one read waits for output.
 _POLL_SECONDS: Final = 30.0
-#: How long our own terminal may take to be put back. One that takes nothing any more must not hold us.
+#: For resetting our own terminal. A terminal that no longer accepts output must not block the end.
 _LEAVE_SECONDS: Final = 2.0
-#: How long a shell has to read its profile before input from a pipe is typed in any case.
+#: How long to wait for a shell to read its profile before input from a pipe is typed anyway.
 _READY_SECONDS: Final = 10.0
-_OVER: Final = ("CLOSED", "ERROR")
+_CLOSED_STATES: Final = ("CLOSED", "ERROR")
 _CLEAR: Final = b"\x1b[H\x1b[2J"
 
 
 class ShownOutput:
-    """Our stdout as the screen of a terminal that somebody else drives."""
+    """Our stdout as the screen of a remote terminal or a recording."""
 
     def __init__(self) -> None:
         self._sink = ByteSink(STDOUT)
         self._modes = ShownModes()
-        self._told = False
+        self._has_title = False
 
     async def write(self, data: bytes) -> None:
-        # Noted first: half of it may be out when the write is cancelled.
+        # First, because a cancelled write may have written a part.
         self._modes.feed(data)
         await self._sink.write(data)
 
     async def clear(self, rows: int = 1) -> None:
-        """An empty screen. Of a screen with so many rows, what stands above the cursor moves into its history."""
-        leaving = self._modes.leaving()
-        self._modes.left()
-        await self._sink.write(leaving + b"\r\n" * (rows - 1) + _CLEAR)
+        """Clear the screen. With `rows`, the lines above the cursor first scroll into the history."""
+        await self._sink.write(self._modes.reset() + b"\r\n" * (rows - 1) + _CLEAR)
 
-    async def tell(self, text: str) -> None:
-        """Say something in the window's title, which is put back in the end."""
+    async def set_title(self, text: str) -> None:
+        """Show a text in the window's title, which `leave` restores."""
         if not self._modes.unfinished:
-            keep = b"" if self._told else b"\x1b[22;2t"
-            self._told = True
+            keep = b"" if self._has_title else b"\x1b[22;2t"
+            self._has_title = True
             await self._sink.write(keep + b"\x1b]2;%s\x07" % text.encode())
 
     async def leave(self) -> None:
-        """Put our terminal back, if it is one."""
-        leaving = self._modes.leaving() + (b"\x1b[23;2t" if self._told else b"")
-        self._modes.left()
+        """Reset our terminal, if stdout is one."""
+        reset = self._modes.reset() + (b"\x1b[23;2t" if self._has_title else b"")
         try:
-            if leaving and os.isatty(STDOUT):
+            if reset and os.isatty(STDOUT):
                 with contextlib.suppress(TimeoutError, OSError):
                     async with asyncio.timeout(_LEAVE_SECONDS):
-                        await self._sink.write(leaving)
+                        await self._sink.write(reset)
         finally:
             self._sink.close()
 
 
 class TerminalForeground(Foreground):
-    """Follows one terminal until its program ends. With `redraw` its screen comes first, else all that is kept.
+    """Follows one terminal until its program ends. `redraw` draws its screen first, instead of all retained output.
 
-    If we are its `owner`, it ends when nobody reads our stdout any more.
+    With `owner`, the terminal is closed when the reader of our stdout closes it.
     """
 
     def __init__(
@@ -116,16 +113,16 @@ class TerminalForeground(Foreground):
             for event in found.events:
                 if event.type == "output":
                     await out.write(event.payload)
-                elif event.type == "state" and event.state in _OVER:
+                elif event.type == "state" and event.state in _CLOSED_STATES:
                     return event.exit_code or 0
                 elif event.type == "gap":
                     if self._redraw or draws(STDOUT):
-                        # We were too slow. Where something is missing, only the whole screen is right.
+                        # Output was lost, so only the whole screen is correct.
                         token, wait = await self._draw(out), 0.0
                         break
-                    _tell_gap(event)
-            if not found.events and (found.closed or found.state in _OVER):
-                # It was over before the position that we began at.
+                    _report_gap(event)
+            if not found.events and (found.closed or found.state in _CLOSED_STATES):
+                # The terminal closed before the position of the first read.
                 return (await self._terminal.wait()).exit_code
 
     async def _draw(self, out: ShownOutput) -> int:
@@ -135,43 +132,43 @@ class TerminalForeground(Foreground):
         await out.write(drawn)
         return token
 
-    async def _pass_on_input(self, close_at_end: bool) -> None:
+    async def _forward_input(self, close_at_end: bool) -> None:
         if not os.isatty(STDIN):
-            # A pipe types at once. What a shell gets before its first prompt is shown twice.
-            await self._until_it_reads(_READY_SECONDS)
-        await super()._pass_on_input(close_at_end)
+            # A pipe has its input ready at once, and a shell echoes input twice that comes before its first prompt.
+            await self._wait_until_it_reads(_READY_SECONDS)
+        await super()._forward_input(close_at_end)
 
     async def _end_input(self) -> None:
-        # A line editor takes the end-of-file character for one only when it reads it itself.
-        await self._until_it_reads(None)
+        # A line editor recognises the end-of-file character only while it is reading.
+        await self._wait_until_it_reads(None)
         await super()._end_input()
 
-    async def _until_it_reads(self, timeout: float | None) -> None:
-        # It may end before, without having read everything; that is its right, and its output tells.
+    async def _wait_until_it_reads(self, timeout: float | None) -> None:
+        # The program may end before it has read everything.
         with contextlib.suppress(TerminalClosed):
             if (await self._terminal.describe()).awaiting_input is not None:
                 await self._api.wait_terminal(self._id, "awaitingInput", timeout=timeout)
 
 
-def _tell_gap(event: TerminalEvent) -> None:
+def _report_gap(event: TerminalEvent) -> None:
     complain(f"{event.length} bytes of output at offset {event.offset} are no longer kept")
 
 
-def tell_detach_key(terminal_id: str) -> None:
-    """How to leave, if somebody is there to read it."""
+def show_detach_key(terminal_id: str) -> None:
+    """Print how to detach, if this program runs on a terminal."""
     if os.isatty(STDERR) and os.isatty(STDIN):
         complain(f"{DETACH_NAME} leaves {terminal_id} running")
 
 
-def tell_detached(message: str) -> None:
-    """We left in the middle of somebody's line."""
+def report_detached(message: str) -> None:
+    """Print that this program detached, on a new line of the terminal."""
     if os.isatty(STDOUT):
         os.write(STDOUT, b"\r\n")
     complain(f"detached; {message}")
 
 
 def too_small(theirs: TerminalSize, ours: TerminalSize | None) -> str:
-    """What to say about a terminal that does not fit ours; empty if it does."""
+    """Return a note about a terminal that is larger than ours; empty if it fits."""
     if ours is None or (ours.rows >= theirs.rows and ours.cols >= theirs.cols):
         return ""
     return (

@@ -1,6 +1,6 @@
-"""How numbers, tables and complaints look: colours and lines on a terminal, plain stable columns in a pipe.
+"""Formats numbers, tables and messages: colours and rules on a terminal, plain stable columns in a pipe.
 
-Standard library only: rich is imported when a terminal is there to show it.
+Standard library only: rich is imported if stdout is a terminal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-#: Styles by what a cell says, on a terminal only.
+#: Styles by the text of a cell, on a terminal only.
 _STYLES = {
     "running": "green",
     "ok": "green",
@@ -27,7 +27,7 @@ _STYLES = {
 
 
 def age(seconds: float) -> str:
-    """`4s`, `3m 20s`, `2h 05m`, `3d 04h`."""
+    """Return a duration as `4s`, `3m 20s`, `2h 05m`, `3d 04h`."""
     whole = max(0, int(seconds))
     if whole < 60:
         return f"{whole}s"
@@ -39,7 +39,7 @@ def age(seconds: float) -> str:
 
 
 def amount(count: int) -> str:
-    """`512 B`, `1.5 KiB`, `20 MiB`."""
+    """Return a size as `512 B`, `1.5 KiB`, `20 MiB`."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -49,14 +49,14 @@ def amount(count: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text with line breaks, escape sequences and other control characters written as in a string literal."""
+    """Return the text with control characters, line breaks included, written as in a string literal."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in text
     )
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Padded columns, two spaces apart; the last one is not padded and nothing is cut."""
+    """Return rows in padded columns, two spaces apart; the last column is not padded, and no cell is cut."""
     table = [header, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(header) - 1)]
     lines = []
@@ -72,8 +72,14 @@ def complain(message: str) -> None:
     sys.stderr.flush()
 
 
+def fail(message: str) -> int:
+    """Print one line on stderr and return 2, the exit code for wrong usage and for failures of a plain verb."""
+    complain(message)
+    return 2
+
+
 def discard_stdout() -> None:
-    """Point our stdout elsewhere after its reader has closed it, or the interpreter fails to flush it at exit."""
+    """Point stdout at /dev/null after its reader has closed it, or the interpreter fails to flush it at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
@@ -84,7 +90,7 @@ def on_terminal() -> bool:
 
 
 def show_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = False) -> None:
-    """Print a table as fits where it goes; see `rich_table` for `wrap`, which is for a terminal."""
+    """Print a table: plain columns, or on a terminal `rich_table`, which describes `wrap`."""
     if not on_terminal():
         sys.stdout.write(columns(header, rows))
         sys.stdout.flush()
@@ -96,7 +102,7 @@ def show_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bo
 
 
 def rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, wrap: bool = False) -> Table:
-    """A table for a terminal of `width` columns.
+    """Make a table for a terminal of `width` columns.
 
     A row is one line and its last cell is cut to the width; every other cell is whole, so that an id can be copied.
     With `wrap`, cells are broken into lines instead.
@@ -115,7 +121,7 @@ def rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int,
     for name in header:
         table.add_column(name, overflow="fold", no_wrap=not wrap)
     if not wrap:
-        # Also where that is more than the terminal has: else rich would cut the other columns.
+        # Set even if the terminal is narrower: otherwise rich would cut the other columns.
         table.width = sum(widths) + 2 * (len(header) - 1)
     for row in cells:
         if not wrap and cell_len(row[-1]) > room:

@@ -1,6 +1,6 @@
-"""Runs one of the verbs that people type: its module's `command` function, or one of its `SUB_VERBS`, by typer.
+"""Runs a verb by typer: its module's `command` function, or one of its `SUB_VERBS`.
 
-Only that module is imported. Errors become one line on stderr and an exit code; a traceback means a bug of ours.
+Only that module is imported. Errors become one line on stderr and an exit code; a traceback is a bug.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import asyncio
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import typer
@@ -17,20 +18,20 @@ import typer
 from holdfast.cli import VERBS
 from holdfast.cli.support.exit_codes import BROKEN_PIPE, FAILED, INTERRUPTED, OURS, USAGE, describe, exit_code_of
 from holdfast.cli.support.text import complain, discard_stdout
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, InvalidParams
 
 T = TypeVar("T")
 
-#: Verbs whose exit code is the command's: what goes wrong on our side must not look like the command's own 1 or 2.
+#: Verbs that exit with the command's code: errors of Holdfast get a code that commands seldom use.
 _EXIT_AS_THE_COMMAND: Final = ("run", "wait", "attach", "bridge", "shell", "shell run")
 
-#: typer carries its own copy of click from 0.20 on and imports click before, so the class is found by inheritance.
+#: typer contains a copy of click from 0.20 on and imports click before, so the class is found by inheritance.
 _UsageError: Final = typer.BadParameter.__mro__[1]
 
 
 def run(verb: str, arguments: list[str]) -> int:
     """Parse the arguments, run the verb, return the exit code."""
-    module = importlib.import_module(f"holdfast.cli.verbs.{VERBS[verb][0]}")
+    module = importlib.import_module(f"holdfast.cli.verbs.{VERBS[verb].module}")
     command: Callable[..., int] = module.command
     sub_verbs: dict[str, Callable[..., int]] = getattr(module, "SUB_VERBS", {})
     epilog = "\n\n".join(f"holdfast {verb} {name}: {_lines(each)[0]}" for name, each in sub_verbs.items())
@@ -42,7 +43,7 @@ def run(verb: str, arguments: list[str]) -> int:
         command, epilog = sub_verbs[sub_verb], ""
         verb = f"{verb} {sub_verb}"
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    # What follows the command's name belongs to the command: `holdfast run ls -l`.
+    # Options after the command's name belong to the command: `holdfast run ls -l`.
     settings = {"allow_interspersed_args": verb not in ("run", "bridge"), "help_option_names": ["-h", "--help"]}
     text = "\n\n".join(_lines(command))
     app.command(help=text, epilog=epilog, context_settings=settings)(_quiet_when_unread(command))
@@ -69,17 +70,28 @@ def guarded(verb: str, work: Callable[[], int]) -> int:
 
 
 def _lines(command: Callable[..., int]) -> list[str]:
-    """The paragraphs of its description, each as one line: typer would break them where the source does."""
+    """Return the paragraphs of a docstring, each as one line: typer would keep the line breaks of the source."""
     return [" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n")]
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run a verb's coroutine to its end; its result is the exit code, mostly."""
+    """Run a verb's coroutine and return its result, usually the exit code."""
     return asyncio.run(work)
 
 
+@contextmanager
+def service_extra() -> Iterator[None]:
+    """Around imports of the session service: raise an error that names the extra if a package is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "holdfast":
+            raise  # a bug of ours
+        raise InvalidParams(f"this needs {error.name}: pip install 'holdfast[service]'") from None
+
+
 def _quiet_when_unread(command: Callable[..., int]) -> Callable[..., int]:
-    """The verb, ending as PIPE ends other programs when whoever read our stdout has left (`holdfast ps | head`)."""
+    """Wrap a verb: if the reader of stdout closes it (`holdfast ps | head`), exit as PIPE ends other programs."""
 
     @functools.wraps(command)
     def guarded(**values: Any) -> int:

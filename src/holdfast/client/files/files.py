@@ -1,5 +1,6 @@
-"""The methods of `Sandbox` that are about files. They move pieces between `FileApi` and the caller; trees of files
-are in `client.files.trees`. Touches local files only where the caller hands one over.
+"""The file methods of `Sandbox`: they move pieces between `FileApi` and the caller; `client.files.trees` has trees.
+
+Touches local files only where the caller passes one.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ from holdfast.errors import (
 from holdfast.exec_api import ExecApi, FileApi
 from holdfast.types import FILE_PIECE_BYTES, DirEntry, FileAttributes, FileInfo, FilePiece
 
-#: What `read_file` returns at most, unless the caller says how much: it is all held in memory.
+#: The default limit of `read_file`, which holds the whole content in memory.
 READ_LIMIT_BYTES: Final = 100 * 1024 * 1024
-#: Pieces of one file that are on their way at a time: the wire never runs dry, and 8 MiB are held.
+#: Pieces of one file in flight: the wire never runs dry, and 8 MiB are held.
 PIECES_IN_FLIGHT: Final = 8
 
-#: What can be written: bytes, text as UTF-8, a file that is open, a local file by its path, or bytes as they come.
+#: Content to write: bytes, text as UTF-8, an open file, a local file by its path, or an async iterable of bytes.
 Content = bytes | bytearray | memoryview | str | IO[bytes] | os.PathLike[str] | AsyncIterable[bytes]
-#: Called with the bytes that were moved so far and the bytes there are in all.
+#: Called with the bytes that were moved so far and the total.
 Progress = Callable[[int, int], object]
 
 
-class FileMethods:
-    """What a sandbox can do with its files. With `user`, all of it as that user of the sandbox.
+class SandboxFiles:
+    """The file methods of a sandbox. With `user`, a method has the rights of that user of the sandbox.
 
-    A relative path begins at the connection's `cwd`, and without one at the server's working directory.
+    A relative path begins at the connection's `cwd`, or at the server's working directory.
     """
 
     _defaults: Defaults
@@ -79,13 +80,13 @@ class FileMethods:
         return bytes(content)
 
     async def read_text(self, path: Path, *, encoding: str = "utf-8", user: str | None = None) -> str:
-        """The content of a file as text. `UnicodeDecodeError` if it is none."""
+        """The content of a file as text; `UnicodeDecodeError` if it cannot be decoded."""
         return (await self.read_file(path, user=user)).decode(encoding)
 
     async def open_read(
         self, path: Path, *, offset: int = 0, size: int | None = None, user: str | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """The content of a file piece by piece, from `offset` on. A few pieces are fetched ahead, and no more."""
+        """The content of a file piece by piece, from `offset` on. A few pieces are fetched ahead."""
         name, user = self._defaults.path(path), self._defaults.user(user)
         async with aclosing(file_pieces(self._api.files, name, offset, size, user)) as pieces:
             async for piece in pieces:
@@ -101,10 +102,10 @@ class FileMethods:
         make_parents: bool = True,
         user: str | None = None,
     ) -> None:
-        """Write a file, all of it or nothing: whoever opens it sees the old content or the new.
+        """Write a file atomically: a reader sees the old content or the new.
 
-        A file that is replaced keeps its mode and its owner unless `mode` says otherwise. A symbolic link is
-        written through. Directories that are missing are made.
+        A replaced file keeps its owner, and its mode unless `mode` is given. A symbolic link is written through.
+        Missing directories are created.
         """
         name, wanted = self._defaults.path(path), FileAttributes(mode=mode)
         user = self._defaults.user(user)
@@ -117,7 +118,7 @@ class FileMethods:
     ) -> list[DirEntry]:
         """The entries of a directory in the order of their names.
 
-        With `recursive` those of the directories in it, too, each behind its directory, with names such as
+        With `recursive` also those of its subdirectories, each after its directory, with names such as
         `src/main.c`; symbolic links are not followed.
         """
         top, user = self._defaults.path(path), self._defaults.user(user)
@@ -134,12 +135,12 @@ class FileMethods:
         return sorted(found, key=lambda entry: entry.name.split("/")) if recursive else found
 
     async def stat(self, path: Path, *, follow: bool = True, user: str | None = None) -> FileInfo:
-        """What a file is; of a symbolic link what it leads to, or with `follow=False` the link itself."""
+        """The attributes of a file; for a symbolic link those of its target, or of the link with `follow=False`."""
         user = self._defaults.user(user)
         return await self._api.files.stat(self._defaults.path(path), follow=follow, user=user)
 
     async def exists(self, path: Path, *, user: str | None = None) -> bool:
-        """Whether there is something; a symbolic link that leads nowhere counts as nothing."""
+        """Whether a file exists; false for a dangling symbolic link."""
         try:
             await self.stat(path, user=user)
         except (FileNotFound, NotADirectory):
@@ -149,7 +150,7 @@ class FileMethods:
     async def remove(
         self, path: Path, *, recursive: bool = False, missing_ok: bool = False, user: str | None = None
     ) -> None:
-        """Remove a file, a symbolic link itself, or a directory: an empty one, or with `recursive` any."""
+        """Remove a file, a symbolic link itself, or a directory, which must be empty without `recursive`."""
         name, user = self._defaults.path(path), self._defaults.user(user)
         await self._api.files.remove(name, recursive=recursive, missing_ok=missing_ok, user=user)
 
@@ -162,12 +163,12 @@ class FileMethods:
         mode: int | None = None,
         user: str | None = None,
     ) -> None:
-        """Make a directory, and with `parents` those above it."""
+        """Create a directory, and with `parents` those above it."""
         name, user = self._defaults.path(path), self._defaults.user(user)
         await self._api.files.make_dir(name, parents=parents, exist_ok=exist_ok, mode=mode, user=user)
 
     async def move(self, source: Path, target: Path, *, user: str | None = None) -> None:
-        """Rename a file or a directory; a file that has the new name is replaced."""
+        """Rename a file or a directory; an existing file of the new name is replaced."""
         ends = self._defaults.path(source), self._defaults.path(target)
         await self._api.files.move(*ends, user=self._defaults.user(user))
 
@@ -178,7 +179,7 @@ class FileMethods:
 
 
 def local_error(error: OSError, path: str) -> HoldfastError:
-    """What went wrong with a file on the caller's side, which the text says."""
+    """The error of a file operation on the caller's side, which its message states."""
     if isinstance(error, HoldfastError):
         return error
     return file_error(error.errno or 0, f"local file {path}: {(error.strerror or str(error)).lower()}")
@@ -194,7 +195,7 @@ async def entries_of(files: FileApi, path: str, user: str | None) -> AsyncIterat
             if entry.name.encode(errors="surrogateescape") <= after.encode(errors="surrogateescape"):
                 raise FileError(f"{path}: the sandbox lists {entry.name!r} after {after!r}")
             after = entry.name
-        # A page may be empty though more follow: everything on it was removed meanwhile.
+        # A page may be empty though more follow, if everything on it was removed meanwhile.
         more = page.more and bool(page.entries)
 
 
@@ -206,30 +207,30 @@ async def file_pieces(
     user: str | None = None,
     flight: InFlight | None = None,
 ) -> AsyncGenerator[FilePiece, None]:
-    """A file in order, with the next pieces under way while one is used; as many as `flight` has places for."""
+    """The pieces of a file in order; the next ones are fetched ahead, as many as `flight` has slots for."""
     flight = flight or InFlight(PIECES_IN_FLIGHT)
     end = None if size is None else offset + size
     ahead: deque[tuple[int, asyncio.Task[FilePiece]]] = deque()
-    known = offset  # how far it is known to go
+    known = offset  # the known size
     file_id = ""
 
     async def fetch(length: int) -> None:
-        await flight.places.acquire()
+        await flight.slots.acquire()
         read = files.read(path, offset=at, size=length, user=user)
         ahead.append((length, asyncio.get_running_loop().create_task(read)))
 
     async def forget() -> None:
         for _, task in ahead:
             task.cancel()
-            flight.places.release()
+            flight.slots.release()
         await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
         ahead.clear()
 
     at = start = offset
     try:
         while True:
-            # Beyond what it had, one piece at a time: a file may grow while it is read.
-            while not ahead or (at < known and not flight.places.locked()):
+            # Beyond the known size, one piece at a time: a file may grow while it is read.
+            while not ahead or (at < known and not flight.slots.locked()):
                 length = FILE_PIECE_BYTES if end is None else min(FILE_PIECE_BYTES, end - at)
                 if length <= 0 and at > start:
                     break
@@ -240,16 +241,16 @@ async def file_pieces(
             length, task = ahead[0]
             piece = await task
             if file_id not in ("", piece.file_id):
-                raise FileError(f"{path}: was replaced while it was read: read it again")
+                raise FileError(f"{path}: replaced while it was read: read it again")
             known, file_id = piece.size, piece.file_id
             yield piece
             ahead.popleft()
-            flight.places.release()
+            flight.slots.release()
             if piece.eof:
                 return
             offset += len(piece.data)
             if len(piece.data) < length:
-                # Less than was asked for, and not the end: what is under way would leave a hole.
+                # Fewer bytes than requested, and not the end: the pieces in flight would leave a hole.
                 await forget()
                 at = offset
     finally:
@@ -274,66 +275,53 @@ async def write_pieces(
     progress: Callable[[int], object] | None = None,
     flight: InFlight | None = None,
 ) -> int:
-    """Write a file from pieces; one that fits a piece takes one round trip. Returns its size."""
+    """Write a file from pieces and return its size; a file of one piece takes one round trip."""
     async with aclosing(pieces):
-        return await _write_pieces(files, path, pieces, wanted, make_parents, user, progress, flight)
+        first = await anext(pieces, b"")
+        second = await anext(pieces, None)
+        if second is None:
+            await files.write(path, first, attributes=wanted, make_parents=make_parents, user=user)
+            if progress is not None:
+                progress(len(first))
+            return len(first)
+        upload_id = secrets.token_hex(16)
+        own = flight or InFlight(PIECES_IN_FLIGHT)
 
+        async def send(data: bytes, offset: int) -> None:
+            await files.write_piece(
+                path, data, upload_id=upload_id, offset=offset, make_parents=make_parents, user=user
+            )
+            if progress is not None:
+                progress(len(data))
 
-async def _write_pieces(
-    files: FileApi,
-    path: str,
-    pieces: AsyncGenerator[bytes, None],
-    wanted: FileAttributes,
-    make_parents: bool,
-    user: str | None,
-    progress: Callable[[int], object] | None,
-    flight: InFlight | None,
-) -> int:
-    first = await anext(pieces, b"")
-    second = await anext(pieces, None)
-    if second is None:
-        await files.write(path, first, attributes=wanted, make_parents=make_parents, user=user)
-        if progress is not None:
-            progress(len(first))
-        return len(first)
-    upload_id = secrets.token_hex(16)
-    own = flight or InFlight(PIECES_IN_FLIGHT)
-
-    async def send(data: bytes, offset: int) -> None:
-        await files.write_piece(
-            path, data, upload_id=upload_id, offset=offset, make_parents=make_parents, user=user
-        )
-        if progress is not None:
-            progress(len(data))
-
-    try:
-        size = 0
-        async with own.group() as group:
-            # The first alone: it makes the file, and tells at once if that cannot be.
-            await send(first, 0)
-            size = len(first)
-            piece: bytes | None = second
-            while piece is not None:
-                await group.start(send(piece, size))
-                size += len(piece)
-                piece = await anext(pieces, None)
-        await files.commit(path, upload_id=upload_id, size=size, attributes=wanted, user=user)
-        return size
-    except BaseException:
-        await _abandon(files, path, upload_id, user)
-        raise
+        try:
+            size = 0
+            async with own.group() as group:
+                # The first alone: it creates the file, or fails at once.
+                await send(first, 0)
+                size = len(first)
+                piece: bytes | None = second
+                while piece is not None:
+                    await group.start(send(piece, size))
+                    size += len(piece)
+                    piece = await anext(pieces, None)
+            await files.commit(path, upload_id=upload_id, size=size, attributes=wanted, user=user)
+            return size
+        except BaseException:
+            await _abandon(files, path, upload_id, user)
+            raise
 
 
 async def _abandon(files: FileApi, path: str, upload_id: str, user: str | None) -> None:
-    """Also for a cancelled caller: else the hidden file stays until the server removes what is abandoned."""
+    """Remove an upload, also for a cancelled caller; otherwise the server removes it after a while."""
     try:
         await clean_up(files, files.abandon(path, upload_id=upload_id, user=user))
     except HoldfastError:
-        return  # what went wrong before is what the caller should hear of; the server removes it in time
+        return  # the caller gets the earlier error; the server removes the upload in time
 
 
 async def content_pieces(data: Content) -> AsyncGenerator[bytes, None]:
-    """What is to be written, in pieces of `FILE_PIECE_BYTES`, the last one shorter."""
+    """The content in pieces of `FILE_PIECE_BYTES`, the last one shorter."""
     if isinstance(data, str):
         data = data.encode()
     if isinstance(data, bytes | bytearray | memoryview):
@@ -365,7 +353,7 @@ async def content_pieces(data: Content) -> AsyncGenerator[bytes, None]:
 
 
 async def _open_pieces(file: IO[bytes]) -> AsyncIterator[bytes]:
-    """A file that is open, in whole pieces: a pipe gives less at a time."""
+    """The content of an open file in whole pieces; a pipe returns less at a time."""
     while True:
         piece = await asyncio.to_thread(_read_full, file)
         if piece:

@@ -1,4 +1,4 @@
-"""A bounded number of things on their way at a time, and groups of them that end together; pure asyncio."""
+"""A bounded number of concurrent tasks, and groups of them that end together; pure asyncio."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 
 class InFlight:
-    """So many places. Several groups may share them."""
+    """A number of slots for tasks, which several groups may share."""
 
-    def __init__(self, places: int) -> None:
-        self.places = asyncio.Semaphore(places)
+    def __init__(self, slots: int) -> None:
+        self.slots = asyncio.Semaphore(slots)
 
     @asynccontextmanager
-    async def group(self) -> AsyncIterator[Group]:
-        """Everything that was started in it has ended when it is left; if something failed, by its error."""
-        group = Group(self)
+    async def group(self) -> AsyncIterator[TransferGroup]:
+        """A group for the length of a block; at its end all tasks have ended, and the first error is raised."""
+        group = TransferGroup(self)
         try:
             yield group
             await group.finish()
@@ -25,8 +25,8 @@ class InFlight:
             await group.cancel()
 
 
-class Group:
-    """What was started together. The first error ends all of it."""
+class TransferGroup:
+    """Tasks that end together. The first error cancels the others."""
 
     def __init__(self, flight: InFlight) -> None:
         self._flight = flight
@@ -34,14 +34,14 @@ class Group:
         self._error: BaseException | None = None
 
     async def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for a place and start; raises what an earlier one failed with."""
+        """Wait for a slot and start a task; raises the error of an earlier one."""
         try:
-            await self._flight.places.acquire()
+            await self._flight.slots.acquire()
         except BaseException:
             work.close()
             raise
         if self._error is not None:
-            self._flight.places.release()
+            self._flight.slots.release()
             work.close()
             raise self._error
         task = asyncio.get_running_loop().create_task(work)
@@ -50,7 +50,7 @@ class Group:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._flight.places.release()
+        self._flight.slots.release()
         if not task.cancelled() and task.exception() is not None and self._error is None:
             self._error = task.exception()
 

@@ -1,7 +1,7 @@
-"""A local directory into which files of a sandbox are put, and which nothing of them leaves.
+"""A local directory that receives files of a sandbox, and outside of which nothing is written.
 
-The sandbox may be hostile. Names are checked one by one; every step is taken on descriptors and follows no link, so
-that a link which came before, or which somebody puts there meanwhile, leads nowhere. Blocks: call it in a thread.
+The sandbox may be hostile. Each name is checked; every step uses descriptors and follows no link, so that a link in
+the tree cannot redirect a write. Blocking: call it in a thread.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Final
 from holdfast.errors import FileError, FileExists, IsADirectory
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: The sandbox has no say in whose rights a local program runs with: no setuid, no setgid.
+#: Permission bits without setuid and setgid: the sandbox must not choose the rights of a local program.
 MODE_BITS: Final = 0o777
 
 
 class LocalTree:
-    """The directory `root`, which is made if it is missing. Paths in it are tuples of names."""
+    """The directory `root`, which is created if it is missing. Paths in it are tuples of names."""
 
     def __init__(self, root: str) -> None:
         self.root = root
         os.makedirs(root, exist_ok=True)
-        # Held open: its path may be led elsewhere by a link while files arrive.
+        # Held open, because its path could be redirected by a link while files arrive.
         self._fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
@@ -51,12 +51,12 @@ class LocalTree:
             os.mkdir(check_name(names[-1]), 0o700, dir_fd=parent)
         except FileExistsError:
             if not stat.S_ISDIR(os.lstat(names[-1], dir_fd=parent).st_mode):
-                raise FileExists(f"local file {self.path(names)}: is there and is no directory") from None
+                raise FileExists(f"local file {self.path(names)}: exists and is not a directory") from None
         finally:
             os.close(parent)
 
     def finish_directory(self, names: tuple[str, ...], mode: int, mtime_ns: int) -> None:
-        """Mode and time, once nothing more is put into it."""
+        """Set mode and time, once the directory is complete."""
         fd = self.open_directory(names)
         try:
             os.utime(fd, ns=(mtime_ns, mtime_ns))
@@ -65,7 +65,7 @@ class LocalTree:
             os.close(fd)
 
     def make_link(self, names: tuple[str, ...], target: str) -> None:
-        """A symbolic link; only one that `stays_inside`."""
+        """Create a symbolic link, which must satisfy `stays_inside`."""
         parent = self.open_directory(names[:-1])
         temporary = _temporary_name(check_name(names[-1]))
         try:
@@ -86,7 +86,7 @@ class LocalTree:
 
 
 class LocalFile:
-    """A file on its way: under a name of its own until `finish` gives it its name. Ends with that or `discard`."""
+    """A file in transfer, under a temporary name until `finish`. Ends with that or `discard`."""
 
     def __init__(self, parent: int, name: str) -> None:
         self._parent = parent
@@ -109,7 +109,7 @@ class LocalFile:
         self._close()
 
     def discard(self) -> None:
-        """Nothing of it is left. Does nothing to one that is finished."""
+        """Remove the temporary file; no effect after `finish`."""
         if self._open:
             os.unlink(self._temporary, dir_fd=self._parent)
             self._close()
@@ -121,17 +121,17 @@ class LocalFile:
 
 
 def check_name(name: str) -> str:
-    """A name that the sandbox gave must be one: a path could lead anywhere."""
+    """Check a file name from the sandbox: a path could lead anywhere."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise FileError(f"the sandbox gave the file name {name!r}, which is none")
+        raise FileError(f"the sandbox sent {name!r}, which is not a file name")
     return name
 
 
 def stays_inside(names: tuple[str, ...], target: str) -> bool:
-    """Whether a link at `names` that says `target` cannot lead out of the tree, whatever other links it passes.
+    """Whether a link at `names` to `target` cannot lead out of the tree, whatever other links it passes.
 
-    It may climb at its beginning, through directories that are real. After a name it may not: that name may be a
-    link, and what is above the place where it leads is not known.
+    `..` is allowed at its beginning, through real directories, but not after a name: that name may be a link, and
+    the parent of the link's target is not known.
     """
     steps = [step for step in target.split("/") if step not in ("", ".")]
     climbs = 0

@@ -1,4 +1,4 @@
-"""`FileApi` over a connection: each call is one row of the method table. Touches nothing but the connection."""
+"""`FileApi` over a connection: each call is one method of the wire. Touches only the connection."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import uuid
 from collections.abc import Coroutine
 from typing import Any
 
-import msgspec
-
-from holdfast.client.connection import Connection
+from holdfast.client.connection import ClientConnection
 from holdfast.types import DIRECTORY_PAGE, FILE_PIECE_BYTES, DirPage, FileAttributes, FileInfo, FilePiece
 from holdfast.wire import file_messages as f, methods
-from holdfast.wire.paths import decode_path, encode_path
+from holdfast.wire.paths import decode_path, encode_path, map_paths
 
 _NOTHING = FileAttributes()
 
 
 class RemoteFiles:
-    """The files of a server at the other end of `connection`."""
+    """The files of the server behind `connection`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
 
     async def clean_up(self, work: Coroutine[Any, Any, Any]) -> bool:
@@ -75,7 +73,7 @@ class RemoteFiles:
     ) -> FileInfo:
         wanted = attributes or _NOTHING
         params = f.FileCommitParams(encode_path(path), upload_id, size, wanted.mode, wanted.mtime_ns, user)
-        return _heard(await self._connection.call(methods.FILE_COMMIT, params))
+        return map_paths(await self._connection.call(methods.FILE_COMMIT, params), decode_path)
 
     async def abandon(self, path: str, *, upload_id: str, user: str | None = None) -> None:
         params = f.FileAbandonParams(encode_path(path), upload_id, user)
@@ -83,22 +81,14 @@ class RemoteFiles:
 
     async def stat(self, path: str, *, follow: bool = True, user: str | None = None) -> FileInfo:
         params = f.FileStatParams(encode_path(path), follow, user)
-        return _heard(await self._connection.call(methods.FILE_STAT, params))
+        return map_paths(await self._connection.call(methods.FILE_STAT, params), decode_path)
 
     async def list(
         self, path: str, *, after: str = "", limit: int = DIRECTORY_PAGE, user: str | None = None
     ) -> DirPage:
         params = f.FileListParams(encode_path(path), encode_path(after), limit, user)
         result = await self._connection.call(methods.FILE_LIST, params)
-        entries = tuple(
-            msgspec.structs.replace(
-                entry,
-                name=decode_path(entry.name),
-                target=None if entry.target is None else decode_path(entry.target),
-            )
-            for entry in result.entries
-        )
-        return DirPage(entries, result.more)
+        return DirPage(tuple(map_paths(entry, decode_path) for entry in result.entries), result.more)
 
     async def make_dir(
         self,
@@ -157,10 +147,6 @@ class RemoteFiles:
     async def real_path(self, path: str, *, user: str | None = None) -> str:
         params = f.FileRealPathParams(encode_path(path), user)
         return decode_path((await self._connection.call(methods.FILE_REAL_PATH, params)).path)
-
-
-def _heard(info: FileInfo) -> FileInfo:
-    return info if info.target is None else msgspec.structs.replace(info, target=decode_path(info.target))
 
 
 def _new_id() -> str:

@@ -1,6 +1,6 @@
-"""Files and whole trees between this machine and a sandbox: several files at a time, in pieces, in bounded memory.
+"""Transfers of files and trees between this machine and a sandbox: several files at a time, in bounded memory.
 
-A tree is walked twice when somebody wants to see progress: once for its size. Touches local files, in threads.
+With a `progress` callback a tree is walked twice, first for its size. Touches local files, in threads.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from holdfast.types import FILE_PIECE_BYTES, DirEntry, FileAttributes, FileInfo,
 
 T = TypeVar("T")
 
-#: Files that are on their way at a time; their pieces share the places of one file.
+#: Files in flight; their pieces share the slots of one file.
 FILES_IN_FLIGHT: Final = 16
-#: Of what was left out, this many are told by name.
-SKIPPED_TOLD: Final = 1_000
+#: Skipped files that are listed by name.
+SKIPPED_LISTED: Final = 1_000
 
 
 class Skipped(Struct, frozen=True):
-    """A file that was left out, and why."""
+    """A skipped file, and why."""
 
     path: str
     reason: str
 
 
 class Transferred(Struct, frozen=True, kw_only=True):
-    """What an upload or a download has moved."""
+    """The result of an upload or a download."""
 
     files: int
     directories: int
     links: int
     bytes: int
-    #: The first thousand of what was left out, and how many there were.
+    #: The first thousand skipped files, and their number.
     skipped: tuple[Skipped, ...]
     skipped_count: int
 
 
-class Count:
-    """What was moved so far."""
+class TransferCount:
+    """The progress of a transfer."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress
@@ -71,7 +71,7 @@ class Count:
 
     def skip(self, path: str, reason: str) -> None:
         self._skipped_count += 1
-        if len(self._skipped) < SKIPPED_TOLD:
+        if len(self._skipped) < SKIPPED_LISTED:
             self._skipped.append(Skipped(path, reason))
 
     def result(self) -> Transferred:
@@ -91,16 +91,16 @@ class Count:
 async def upload(
     files: FileApi, local: str, remote: str, *, user: str | None, progress: Progress | None
 ) -> Transferred:
-    """A file or a tree becomes `remote`; a tree is merged into a directory that is there."""
+    """Copy a file or a tree to `remote`; a tree is merged into an existing directory."""
     found = await _local(local, os.stat, local)
     if not stat.S_ISDIR(found.st_mode):
         if not stat.S_ISREG(found.st_mode):
             raise FileError(f"local file {local}: neither a file nor a directory")
-        count = Count(progress, found.st_size)
+        count = TransferCount(progress, found.st_size)
         await _upload_file(files, local, remote, user, count, InFlight(PIECES_IN_FLIGHT))
         return count.result()
     total = await _local(local, _size_of_tree, local) if progress is not None else 0
-    count = Count(progress, total)
+    count = TransferCount(progress, total)
     flight = InFlight(PIECES_IN_FLIGHT)
     made: list[tuple[str, FileAttributes]] = []
     pending = [(local, remote, found)]
@@ -108,7 +108,7 @@ async def upload(
         while pending:
             here, there, status = pending.pop()
             mode = stat.S_IMODE(status.st_mode)
-            # Writable for us until everything is in it.
+            # Writable until everything is in it.
             await files.make_dir(there, mode=mode | 0o700, user=user)
             made.append((there, FileAttributes(mode, status.st_mtime_ns)))
             count.directories += 1
@@ -129,14 +129,14 @@ async def upload(
 
 
 async def _upload_file(
-    files: FileApi, source: str, target: str, user: str | None, count: Count, flight: InFlight
+    files: FileApi, source: str, target: str, user: str | None, count: TransferCount, flight: InFlight
 ) -> None:
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     fd = await _local(source, os.open, source, flags, undo=os.close)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise FileError(f"local file {source}: is no regular file any more")
+            raise FileError(f"local file {source}: no longer a regular file")
         wanted = FileAttributes(stat.S_IMODE(status.st_mode), status.st_mtime_ns)
         pieces = _local_pieces(fd, source)
         await write_pieces(files, target, pieces, wanted, user=user, progress=count.moved, flight=flight)
@@ -171,20 +171,20 @@ def _size_of_tree(directory: str) -> int:
 async def download(
     files: FileApi, remote: str, local: str, *, user: str | None, progress: Progress | None
 ) -> Transferred:
-    """A file or a tree becomes `local`; a tree is merged into a directory that is there."""
+    """Copy a file or a tree to `local`; a tree is merged into an existing directory."""
     info = await files.stat(remote, user=user)
     flight = InFlight(PIECES_IN_FLIGHT)
     if info.type != "directory":
         if info.type != "file":
             raise FileError(f"{remote}: neither a file nor a directory, but {info.type}")
-        count = Count(progress, info.size)
-        # The caller's own links in the caller's own path are followed; what is under it is the sandbox's.
+        count = TransferCount(progress, info.size)
+        # Links in the caller's own path are followed; everything under it comes from the sandbox.
         directory, name = os.path.split(await _local(local, os.path.realpath, local))
         with closing(await _local(local, LocalTree, directory, undo=LocalTree.close)) as tree:
             await _download_file(files, remote, info, tree, (name,), user, count, flight)
         return count.result()
     total = await _size_of_remote(files, remote, user) if progress is not None else 0
-    count = Count(progress, total)
+    count = TransferCount(progress, total)
     with closing(await _local(local, LocalTree, local, undo=LocalTree.close)) as tree:
         await _download_tree(files, remote, info, tree, user, count, flight)
     return count.result()
@@ -196,7 +196,7 @@ async def _download_tree(
     info: FileInfo,
     tree: LocalTree,
     user: str | None,
-    count: Count,
+    count: TransferCount,
     flight: InFlight,
 ) -> None:
     made: list[tuple[tuple[str, ...], FileInfo]] = []
@@ -233,7 +233,7 @@ async def _download_file(
     tree: LocalTree,
     names: tuple[str, ...],
     user: str | None,
-    count: Count,
+    count: TransferCount,
     flight: InFlight,
 ) -> None:
     path = tree.path(names)
@@ -275,9 +275,9 @@ async def _size_of_remote(files: FileApi, remote: str, user: str | None) -> int:
 async def _local(
     path: str, work: Callable[..., T], *arguments: Any, undo: Callable[[T], object] | None = None
 ) -> T:
-    """Something with a local file, in a thread; what goes wrong names the file and that it is ours.
+    """Run a local file operation in a thread; its errors name the local file.
 
-    A cancelled caller waits for the thread: it may be at work on a descriptor that the caller is about to close.
+    A cancelled caller waits for the thread, which may use a descriptor that the caller is about to close.
     """
     task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
     try:
@@ -290,4 +290,4 @@ async def _local(
     except OSError as error:
         raise local_error(error, path) from None
     except OverflowError:
-        raise FileError(f"local file {path}: the sandbox gave a time that is none") from None
+        raise FileError(f"local file {path}: the sandbox sent a time that is out of range") from None

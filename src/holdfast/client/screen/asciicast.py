@@ -29,7 +29,7 @@ LONGEST_LINE: Final = 16 * 1024 * 1024
 
 
 class CastHeader(Struct, frozen=True, omit_defaults=True):
-    """The first line of a recording. Fields that are not named here (`theme`) are passed over."""
+    """The first line of a recording. Unknown fields (`theme`) are ignored."""
 
     width: int
     height: int
@@ -44,7 +44,7 @@ class CastHeader(Struct, frozen=True, omit_defaults=True):
 
 
 class CastEvent(Struct, frozen=True):
-    """Something that happened `time` seconds after the start; `code` is `o`, `i`, `r`, `m` or an unknown one."""
+    """An event `time` seconds after the start; `code` is `o`, `i`, `r`, `m` or an unknown one."""
 
     time: float
     code: str
@@ -60,7 +60,7 @@ class CastEvent(Struct, frozen=True):
 
 
 class Recording(NamedTuple):
-    """A recording as it is read: the header, and the events one by one as somebody asks for them."""
+    """A recording as it is read: the header, and an iterator that reads one event at a time."""
 
     header: CastHeader
     events: Iterator[CastEvent]
@@ -71,7 +71,7 @@ def resize_event(time: float, size: TerminalSize) -> CastEvent:
 
 
 class Cast:
-    """A writer: each call gives one line, with its newline, or an empty string where there is nothing to write yet.
+    """A writer: each call returns one line, with its newline, or an empty string where a character is incomplete.
 
     Bytes become text as they would on a terminal: a character that was cut between two events is written whole with
     the second one, and bytes that are no UTF-8 become U+FFFD. Times never go back.
@@ -113,7 +113,7 @@ class Cast:
         return _line((self._time, code, text)) if text or decoder is None else ""
 
     def end(self) -> str:
-        """The lines for characters that were begun and never finished."""
+        """Return the lines for characters that were begun and never finished."""
         cut = [(code, decoder.decode(b"", final=True)) for code, decoder in self._decoders.items()]
         return "".join(_line((self._time, code, text)) for code, text in cut if text)
 
@@ -128,7 +128,7 @@ def write_cast(
     env: Mapping[str, str] | None = None,
     command: str | None = None,
 ) -> Iterator[str]:
-    """The lines of a recording, as the events come."""
+    """Yield the lines of a recording, as the events come."""
     cast = Cast()
     yield cast.header(width=width, height=height, timestamp=timestamp, title=title, env=env, command=command)
     for event in events:
@@ -139,15 +139,15 @@ def write_cast(
 
 
 def cast_lines(file: TextIO) -> Iterator[str]:
-    """The lines of a file for `read_cast`, where a line without an end does not fill the memory."""
+    """Yield the lines of a file for `read_cast`; a line without an end does not fill the memory."""
     while line := file.readline(LONGEST_LINE + 1):
         yield line
 
 
 def read_cast(lines: Iterable[str]) -> Recording:
-    """The recording in these lines. The header is read at once, each event when it is asked for.
+    """Read the recording in these lines: the header at once, each event when the iterator reaches it.
 
-    Blank lines are passed over and events with unknown codes are given as they are; anything else that is not
+    Blank lines are skipped and events with unknown codes are returned unchanged; anything else that is not
     asciicast v2 raises `InvalidParams` with the number of the line.
     """
     numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
@@ -172,7 +172,7 @@ def _finite(name: str, value: float) -> float:
 def _read_header(number: int, line: str) -> CastHeader:
     _check_length(number, line)
     try:
-        # The version first: the header of another version may lack what version 2 must have.
+        # The version first: the header of another version may lack required fields of version 2.
         version = msgspec.json.decode(line, type=_Version).version
         if version != 2:
             raise InvalidParams(f"line {number}: asciicast version {version} is not supported, only 2", line=number)

@@ -1,4 +1,4 @@
-"""What the emulators of a screen share: the modes worth restoring, and a way through floods of lines. Pure."""
+"""Parts that both screen emulators use: the modes worth restoring, and the shortening of floods of lines. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from holdfast.errors import InvalidParams
+from holdfast.types import MAX_SCREEN_SIDE
 
-#: DEC private modes that change what a program gets to read or what the terminal does, all off in a fresh terminal:
+#: DEC private modes that change the input of a program or the behaviour of the terminal, all off at the start:
 #: application cursor keys and keypad, mouse reports in their kinds and encodings, focus reports, bracketed paste.
 DEC_MODES: Final = (1, 66, 9, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 2004)
 ORIGIN, AUTOWRAP, CURSOR_VISIBLE, SIDE_MARGINS = 6, 7, 25, 69
 INSERT, NEWLINE = 4, 20
-#: The largest side of a screen: both backends take more, but a cell costs memory and the size comes from a caller.
-LARGEST: Final = 4096
 #: Lines that the tail of a flood keeps for the emulator's history, from which a screen that grows is filled.
 HISTORY: Final = 1000
-#: From this size on it is cheaper to look through the bytes for lines that scroll away than to draw them.
+#: From this size on it is cheaper to search the bytes for lines that scroll away than to draw them.
 FLOOD: Final = 64 * 1024
 FLOOD_BLOCK: Final = 1024 * 1024
-#: The beginning of a block that is looked at first, for the output of full-screen programs gives itself away there.
+#: The beginning of a block is checked first: the output of full-screen programs has other sequences near its start.
 _SAMPLE: Final = 4096
 
 _DIGITS: Final = b"0123456789;:"
@@ -28,16 +27,16 @@ _SGR: Final = re.compile(rb"\x1b\[[0-9;:]*m")
 
 
 def check_size(rows: int, cols: int) -> None:
-    if not (1 <= rows <= LARGEST and 1 <= cols <= LARGEST):
+    if not (1 <= rows <= MAX_SCREEN_SIDE and 1 <= cols <= MAX_SCREEN_SIDE):
         raise InvalidParams(
-            f"a screen has 1 to {LARGEST} rows and columns, got {rows}x{cols}", rows=rows, cols=cols
+            f"a screen has 1 to {MAX_SCREEN_SIDE} rows and columns, got {rows}x{cols}", rows=rows, cols=cols
         )
 
 
 def _scrolls_away(data: bytes) -> bool:
     """Whether these bytes are lines of text, colours (SGR) and erasures within a line (EL), and nothing else.
 
-    Such bytes change no mode, no margin and no title, so what has left the screen at the top left no trace but the
+    Such bytes change no mode, no margin and no title, so lines scrolled off the screen leave no trace but the
     colours. Counting does without a regular expression: every ESC must start a CSI, and with the
     parameters deleted every CSI must read `ESC [ m` or `ESC [ K`.
     """
@@ -55,9 +54,9 @@ def _scrolls_away(data: bytes) -> bool:
 
 
 def _last_lines(data: bytes, lines: int) -> bytes:
-    """Bytes that leave the same screen as `data`, of which `_scrolls_away` is true, on an unmargined screen.
+    """Return bytes that leave the same screen as `data`, of which `_scrolls_away` is true, on an unmargined screen.
 
-    `lines` must be at least twice the screen's rows: as many to push out what was there, as many to fill it again.
+    `lines` must be at least twice the screen's rows: as many to push out the old rows, as many to fill it again.
     The cut is behind CR LF, where the column is 0 whatever came before.
     """
     cut = len(data)
@@ -71,10 +70,10 @@ def _last_lines(data: bytes, lines: int) -> bytes:
 
 
 def without_floods(data: bytes, lines: int, ready: Callable[[], bool]) -> Iterator[bytes]:
-    """`data` in pieces, each to be drawn before the next is asked for, where floods are cut to their last `lines`.
+    """Yield `data` in pieces, each to be drawn before the next is taken; floods are cut to their last `lines`.
 
-    `ready` says that the emulator is outside every sequence and that its screen scrolls whole. What full-screen
-    programs print is not cut: it sets modes and margins, and has no place from which everything is drawn anew.
+    `ready` returns True outside every sequence while the whole screen scrolls. The output of full-screen
+    programs is not cut: it sets modes and margins, and no position is known from which everything is drawn anew.
     """
     held, start = b"", 0
     while start < len(data):
@@ -98,7 +97,7 @@ def title_bytes(title: str) -> bytes:
 
 
 def mode_bytes(dec: Callable[[int], bool], ansi: Callable[[int], bool]) -> bytes:
-    """Sequences for every mode that is not as in a fresh terminal; after the contents, which they might change."""
+    """Return sequences for every mode that is not as at the start; send them after the contents."""
     parts = [b"\x1b[?%dh" % number for number in DEC_MODES if dec(number)]
     parts += [b"\x1b[?%dl" % number for number in (AUTOWRAP, CURSOR_VISIBLE) if not dec(number)]
     parts += [b"\x1b[%dh" % number for number in (INSERT, NEWLINE) if ansi(number)]

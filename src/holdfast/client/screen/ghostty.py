@@ -1,4 +1,4 @@
-"""A screen by libghostty-vt, through pyghostty: right and fast, where there is a wheel of it."""
+"""A screen by libghostty-vt, through pyghostty: correct and fast, where there is a wheel of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.errors import InvalidRequest
 
 
 class GhosttyEmulator:
-    """An emulator over libghostty-vt. What pyghostty does not wrap is asked of the C interface under it."""
+    """An emulator over libghostty-vt; functions that pyghostty does not wrap are called through its C interface."""
 
     def __init__(self, rows: int, cols: int, *, scrollback: int = 0) -> None:
         core = import_module("pyghostty.core")
@@ -29,7 +29,7 @@ class GhosttyEmulator:
         self._lib: Any = core.lib
         self._ffi: Any = core.ffi
         # History is bounded by bytes (16 a cell), not lines: libghostty drops bytes in whole pages, but lines one
-        # at a time, which is five times as slow. `restore` takes no more lines than asked for.
+        # at a time, which is five times as slow. `restore` draws at most `scrollback` lines.
         self._terminal: Any = core.Terminal(cols, rows, scrollback=2**31)
         self._scrollback = scrollback
         self._set("SCROLLBACK_MAX_BYTES", max(10_000, 16 * cols * scrollback))
@@ -111,11 +111,11 @@ class GhosttyEmulator:
     def _scrolls_whole(self) -> bool:
         if not self._terminal.get("vt_ground", "bool"):
             return False
-        # Nothing tells the margins but the formatter, which writes no other sequences that end in `r` or `s`.
+        # Only the formatter exposes the margins; it writes no other sequences that end in `r` or `s`.
         return not re.search(rb"\x1b\[\d+;\d+[rs]", self._drawn(self._terminal, with_region=True))
 
     def _under_alternate(self) -> bytes:
-        """The primary screen as the full-screen program will leave it, drawn from a copy that leaves now.
+        """Draw the primary screen as the full-screen program will leave it, from a copy that leaves it now.
 
         Empty where libghostty refuses the copy, as it does when a resize has cut a wide character in two and the
         program has not drawn again yet. The screen under the alternate one is then blank.
@@ -146,7 +146,7 @@ class GhosttyEmulator:
                 copy._t = own
 
     def _drawn(self, terminal: Any, *, with_region: bool) -> bytes:
-        """Contents, cursor and colours of the active screen, from its first line of history that was asked for."""
+        """Contents, cursor and colours of the active screen, with up to `scrollback` lines of history above it."""
         cols, rows = terminal.size
         above = min(terminal.get("scrollback_rows", "size_t"), self._scrollback)
         selection = self._core.init_sized("GhosttySelection")

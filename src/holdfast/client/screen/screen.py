@@ -1,6 +1,6 @@
-"""What a person would see on a terminal: the bytes that it printed, fed to an emulator, give a `Screen`.
+"""Screens of terminals: an emulator is fed the bytes that a terminal printed and returns a `Screen`.
 
-Two backends stand behind one interface: pyghostty, which is right and fast, and pyte in pure Python, which is slow.
+Two backends have one interface: pyghostty, exact and fast, and pyte, in pure Python, slow and less exact.
 Either is imported when an emulator is made. Nothing here reads a terminal or a log.
 """
 
@@ -28,7 +28,7 @@ class Screen(Struct, frozen=True):
     cursor_col: int
     cursor_visible: bool = True
     title: str = ""
-    #: The alternate screen is shown, as full-screen programs do.
+    #: Whether the alternate screen is shown, as full-screen programs do.
     alternate: bool = False
 
     @property
@@ -54,7 +54,7 @@ class Emulator(Protocol):
     def screen(self) -> Screen: ...
 
     def restore(self) -> bytes:
-        """Bytes that draw this screen on a terminal of the same size that was just cleared.
+        """Return bytes that draw this screen on a terminal of the same size that was just cleared.
 
         Contents with colours, the screen under an alternate one, cursor, title, scroll region and modes.
         """
@@ -64,7 +64,7 @@ class Emulator(Protocol):
 
 
 def emulator(rows: int, cols: int, *, scrollback: int = 0, backend: Backend = "auto") -> Emulator:
-    """An emulator of this size; `auto` takes pyghostty if it is there and pyte otherwise.
+    """Return an emulator of this size; `auto` takes pyghostty if it is installed and pyte otherwise.
 
     `scrollback` is the number of lines above the screen that `restore` draws as well; pyte keeps none.
     """
@@ -90,8 +90,8 @@ def emulator(rows: int, cols: int, *, scrollback: int = 0, backend: Backend = "a
 
 
 def preload() -> None:
-    """Load what `emulator` will use, in a thread of its own: that takes some 0.2 s, once in a program."""
-    with suppress(ImportError, OSError):  # then `emulator` says what is missing
+    """Load pyghostty, in a thread of the caller: that takes some 0.2 s, once in a program."""
+    with suppress(ImportError, OSError):  # `emulator` raises the error that names the missing package
         import_module("pyghostty.core")
 
 

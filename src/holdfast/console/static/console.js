@@ -1,6 +1,6 @@
-// The page: puts texts of view.js and lines of output.js into the document, and calls the service for its buttons.
+// The page: shows texts of view.js and lines of output.js, and calls the service for its buttons.
 //
-// Texts go in as texts, never as markup. The token is in the session storage of this tab, and in no address.
+// Texts are inserted as text nodes, never as markup. The token is in the session storage of this tab, and in no URL.
 
 import { follow } from "./follow.js";
 import { Screen, visible } from "./output.js";
@@ -8,7 +8,7 @@ import { Service, ServiceError } from "./service.js";
 import { approvalRow, auditRow, facts, inputWords, listRequest, OVER, sessionRow } from "./view.js";
 
 const TOKEN = "holdfast.token";
-const REFRESH_MS = 5_000; // as often as the service's monitor looks
+const REFRESH_MS = 5_000; // the interval of the service's monitor
 const ACTIONS = ["CTRL_C", "CTRL_D", "SIGTERM", "SIGKILL"];
 const CLOSES = ["GRACEFUL", "FORCE"];
 
@@ -20,7 +20,7 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
-// A form is never sent by the browser itself: its address would have what was typed.
+// The browser itself never submits a form, because the typed text would be in the URL.
 function on(target, type, handle) {
   target.addEventListener(type, (event) => {
     event.preventDefault();
@@ -28,13 +28,13 @@ function on(target, type, handle) {
   });
 }
 
-// Errors quote commands, paths and names, so `visible` is applied here to every text.
+// `visible` is applied to every text, because errors quote commands, paths and names.
 function setText(node, text) {
   const shown = visible(text);
   if (node.textContent !== shown) node.textContent = shown;
 }
 
-// Children of `parent` for `rows`, in order. Those that stay are changed in place: focus and half-typed comments stay.
+// Updates the children of `parent` to `rows`. Existing ones are changed in place, which keeps focus and input.
 function keyed(parent, rows, make, update) {
   const known = new Map(Array.from(parent.children, (child) => [child.dataset.key, child]));
   rows.forEach((row, index) => {
@@ -54,8 +54,8 @@ class Page {
     this.pageToken = "";
     this.nextPage = "";
     this.timer = 0;
-    this.refreshing = null; // the refresh under way; a newer one ends it
-    this.session = null; // the one that is open: { id, stop, screen, older, typing }
+    this.refreshing = null; // the current refresh; a newer one aborts it
+    this.session = null; // the open session: { id, stop, screen, older, typing }
     on($("enter"), "submit", () => this.enter($("token").value.trim()));
     on($("leave"), "click", () => this.leave(""));
     on($("filters"), "submit", () => this.turnTo(""));
@@ -78,11 +78,11 @@ class Page {
     else $("token").focus();
   }
 
-  // --- who asks ---------------------------------------------------------------------------------------------------
+  // --- the token --------------------------------------------------------------------------------------------------
 
   enter(token) {
-    // Anything else cannot be sent in a header.
-    if (!/^[\x21-\x7e]+$/.test(token)) return this.leave("This is no token.");
+    // Other characters cannot be sent in a header.
+    if (!/^[\x21-\x7e]+$/.test(token)) return this.leave("This is not a token.");
     this.service = new Service(token, document.baseURI);
     sessionStorage.setItem(TOKEN, token);
     $("token").value = "";
@@ -106,13 +106,13 @@ class Page {
     $("token").focus();
   }
 
-  // Does `work`; what goes wrong is said in `place`, in words. A token that nobody knows is forgotten.
+  // Runs `work`, and shows an error in the element `place`. A token that the service refuses is removed.
   async attempt(work, place) {
     try {
       await work();
     } catch (error) {
       if (error.name === "AbortError") return;
-      const words = error instanceof ServiceError ? error.words : `a bug of this page: ${error.message}`;
+      const words = error instanceof ServiceError ? error.words : `an error of this page: ${error.message}`;
       if (error.code === "unauthenticated") this.leave(words);
       else setText($(place), words);
       if (!(error instanceof ServiceError)) throw error;
@@ -132,11 +132,11 @@ class Page {
     this.refreshing?.abort();
     const mine = (this.refreshing = new AbortController());
     await this.attempt(async () => {
-      const asked = listRequest({ states: $("states").value, agent: $("agent").value }, this.pageToken);
+      const request = listRequest({ states: $("states").value, agent: $("agent").value }, this.pageToken);
       const [found, waiting] = await Promise.all([
-        this.service.call("ListSessions", asked, mine.signal),
+        this.service.call("ListSessions", request, mine.signal),
         this.service.call("ListApprovals", {}, mine.signal),
-        this.session && this.attempt(() => this.look(mine.signal), "said"),
+        this.session && this.attempt(() => this.showDetails(mine.signal), "outcome"),
       ]);
       if (mine.signal.aborted) return;
       this.showSessions(found.sessions ?? [], found.nextPageToken);
@@ -144,7 +144,7 @@ class Page {
       setText($("trouble"), "");
     }, "trouble");
     if (this.refreshing !== mine || !this.service) return;
-    // A page that nobody sees asks nothing; it asks at once when it is seen again.
+    // A hidden page does not refresh; it refreshes at once when it becomes visible.
     this.timer = setTimeout(() => document.hidden || this.refresh(), REFRESH_MS);
   }
 
@@ -212,7 +212,7 @@ class Page {
     this.enable(true);
     this.attempt(async () => {
       await follow(this.service, id, session.screen, stop.signal, (news) => this.read(session, news));
-      if (this.session === session) setText($("reading"), "The session is over; this is what is kept of it.");
+      if (this.session === session) setText($("reading"), "The session has ended; this is its retained output.");
     }, "reading");
     this.audit("");
   }
@@ -222,21 +222,21 @@ class Page {
     this.session = null;
     $("session").hidden = true;
     for (const id of ["output", "facts", "audit"]) $(id).replaceChildren();
-    for (const id of ["said", "reading"]) setText($(id), "");
+    for (const id of ["outcome", "reading"]) setText($(id), "");
     $("line").value = "";
     $("line").type = "text";
   }
 
   read(session, { state, prompt, trouble }) {
     if (this.session !== session) return;
-    if (trouble) return setText($("reading"), `${trouble.words}; it is tried again`);
+    if (trouble) return setText($("reading"), `${trouble.words}; retrying`);
     setText($("reading"), state);
-    // What is typed at a password prompt is not shown by the program, so not here.
+    // Programs do not echo a password, so neither does the page.
     if (prompt !== undefined) $("line").type = prompt?.password ? "password" : "text";
     this.draw();
   }
 
-  // Paused, the screen goes on in memory, where it is bounded.
+  // While paused, output is collected in memory, bounded.
   draw() {
     if (!this.session || !$("following").checked) return;
     const { first, from, lines } = this.session.screen.take();
@@ -252,7 +252,7 @@ class Page {
     output.scrollTop = output.scrollHeight;
   }
 
-  async look(signal) {
+  async showDetails(signal) {
     const session = this.session;
     const found = await this.service.call("GetSession", { sessionId: session.id }, signal);
     if (this.session !== session) return;
@@ -271,18 +271,18 @@ class Page {
     for (const id of ["line", "send", ...ACTIONS, ...CLOSES]) $(id).disabled = !alive;
   }
 
-  // Does something to the session, and says what came of it.
+  // Runs an operation on the session, and shows its outcome.
   async do(work, session = this.session) {
-    setText($("said"), "…");
+    setText($("outcome"), "…");
     await this.attempt(async () => {
       const words = await work(session.id);
-      if (this.session === session) setText($("said"), words);
-    }, "said");
+      if (this.session === session) setText($("outcome"), words);
+    }, "outcome");
     if (this.session === session) await this.audit("");
     return this.refresh();
   }
 
-  // Lines go one after the other, in the order in which they were typed; one that was not taken comes back.
+  // Sends lines in the order of typing; a line that was not accepted returns to the input field.
   type() {
     const [line, session] = [$("line"), this.session];
     const text = line.value;
@@ -300,26 +300,26 @@ class Page {
   }
 
   act(action) {
-    if (action === "SIGKILL" && !confirm(`Send SIGKILL to what runs in ${this.session.id}?`)) return undefined;
+    if (action === "SIGKILL" && !confirm(`Send SIGKILL to the processes of ${this.session.id}?`)) return undefined;
     return this.do(async (id) => inputWords(await this.service.send(id, { actions: [action] })) || `${action} was sent.`);
   }
 
   close(mode) {
-    const how = mode === "FORCE" ? "It is killed at once." : "What it runs gets TERM, a moment, then KILL.";
+    const how = mode === "FORCE" ? "Its processes are killed at once." : "Its processes get TERM, then KILL.";
     if (!confirm(`Close ${this.session.id}? ${how}`)) return undefined;
     return this.do(async (sessionId) => (await this.service.call("CloseSession", { sessionId, mode })).summary);
   }
 
   async audit(pageToken) {
     const session = this.session;
-    const asked = { sessionId: session.id, newestFirst: true, pageSize: 50, pageToken };
+    const request = { sessionId: session.id, newestFirst: true, pageSize: 50, pageToken };
     await this.attempt(async () => {
-      const found = await this.service.call("ListAudit", asked, session.stop.signal);
+      const found = await this.service.call("ListAudit", request, session.stop.signal);
       if (this.session !== session) return;
       session.older = found.nextPageToken ?? "";
       $("audit-older").disabled = !session.older;
       $("audit").replaceChildren(...(found.records ?? []).map((each) => tableRow(auditRow(each).cells)));
-    }, "said");
+    }, "outcome");
   }
 }
 

@@ -1,16 +1,16 @@
-// Follows the output of one session into a screen by long polls, from token to token, until the session is over.
+// Copies the output of one session into a screen by long polls, from token to token, until the session has ended.
 
 import { fromBase64 } from "./service.js";
 import { OVER } from "./view.js";
 
-const WAIT_MS = 25_000; // proxies cut what is silent for 30 s or more
-const SOON_MS = 500; // between two reads that had nothing: none of them may turn into a loop
+const WAIT_MS = 25_000; // proxies close connections that are idle for 30 s or more
+const SOON_MS = 500; // between two empty reads, so that they cannot become a busy loop
 const LONGEST_PAUSE_MS = 15_000;
 
-// `told` is called after each read: { state, prompt }, where `prompt` is null if something else was printed last and
-// undefined if nothing was; or { trouble }, an error that may pass. Ends when the session is over or `signal` aborts;
-// throws an error that will not pass.
-export async function follow(service, sessionId, screen, signal, told, pause = sleep) {
+// `onRead` is called after each read with { state, prompt }, where `prompt` is null if the last output is no prompt and
+// undefined without output; or with { trouble }, a transient error. Ends when the session has ended or `signal` aborts;
+// throws other errors.
+export async function follow(service, sessionId, screen, signal, onRead, pause = sleep) {
   let token = "";
   let failures = 0;
   while (!signal.aborted) {
@@ -20,8 +20,8 @@ export async function follow(service, sessionId, screen, signal, told, pause = s
       reply = await service.read(sessionId, token, WAIT_MS, signal);
     } catch (error) {
       if (signal.aborted) return;
-      if (!error.passing) throw error;
-      told({ trouble: error });
+      if (!error.transient) throw error;
+      onRead({ trouble: error });
       await pause(Math.min(1000 * 2 ** failures++, LONGEST_PAUSE_MS), signal);
       continue;
     }
@@ -31,7 +31,7 @@ export async function follow(service, sessionId, screen, signal, told, pause = s
     const moved = reply.token?.value !== token;
     for (const chunk of chunks) show(screen, chunk);
     token = reply.token?.value || token;
-    told({ state: reply.state, prompt: chunks.length ? (chunks.at(-1).prompt ?? null) : undefined });
+    onRead({ state: reply.state, prompt: chunks.length ? (chunks.at(-1).prompt ?? null) : undefined });
     if (OVER.includes(reply.state) && !moved) return;
     if (!chunks.length && Date.now() - began < SOON_MS) await pause(SOON_MS, signal);
   }
@@ -40,7 +40,7 @@ export async function follow(service, sessionId, screen, signal, told, pause = s
 export function show(screen, chunk) {
   if (chunk.truncated) {
     screen.forget();
-    screen.note(`${chunk.skippedBytes ?? "some"} bytes before this are no longer kept`);
+    screen.note(`${chunk.skippedBytes ?? "some"} bytes before this are no longer retained`);
   }
   if (chunk.payload) screen.write(fromBase64(chunk.payload), chunk.stream ?? "");
   if (chunk.exitCode !== undefined) screen.note(`exit code ${chunk.exitCode}`);

@@ -1,47 +1,46 @@
-// What a session printed, as lines of text for a screen. Pure: bytes in, lines out, bounded.
-//
-// This is no terminal: it writes lines, goes back in a line (\r, \b) and clears the rest of it (CSI K), so that
-// prompts and progress bars read well. Every other escape sequence is taken out. `holdfast screen` has the real screen.
+// Turns the output of a session into lines of text. Pure: bytes in, lines out, bounded.
+// This is not a terminal emulator: it handles lines, moves back in a line (\r, \b) and clearing in it (CSI K), for
+// prompts and progress bars. Every other escape sequence is removed. `holdfast screen` has the exact screen.
 
-// A control string (a window title, a picture) without an end would hide all that follows it.
+// The limit of a control string (a window title, a picture): without an end, it would hide all output after it.
 const LONGEST_CONTROL = 4096;
-// A line that never ends is broken here: what is changed on the page is at most one line.
+// A longer line is broken, because a change of a line redraws all of it.
 const LONGEST_LINE = 8192;
-// CSI 1 K and CSI 2 K cost as many steps as there are columns left of the cursor. A line is broken when they add up to
-// this, so that a megabyte of them takes a tenth of a second and not four seconds.
+// CSI 1 K and CSI 2 K cost one step for each column left of the cursor. A line is broken when the steps reach this sum,
+// so that a megabyte of these sequences takes a tenth of a second and not four seconds.
 const MOST_CLEARED = 64 * LONGEST_LINE;
-// Combining marks on one character that are drawn as such. Written languages need up to three; hundreds of them draw
-// a column over the lines around, and their layout takes seconds.
+// Combining marks on one character that are drawn as such. Written languages need up to three; hundreds of them cover
+// the lines around, and their layout takes seconds.
 const MOST_MARKS = 4;
-// Characters that turn the order of the text around them: with these, a command can read as another one.
-const turns = (code) => (code >= 0x202a && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
-// Characters without ink or without a glyph of their own: controls, blanks other than the space (U+2800 is one), fillers.
-const UNSEEN = /(?! )[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Z}\p{Default_Ignorable_Code_Point}\u2800]/gu;
+// Characters that reverse the direction of text: with these, a command can be displayed as another one.
+const reverses = (code) => (code >= 0x202a && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
+// Invisible characters: controls, blanks other than the space (U+2800 is one), fillers.
+const INVISIBLE = /(?! )[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Z}\p{Default_Ignorable_Code_Point}\u2800]/gu;
 const MARKS = new RegExp(`\\p{M}(?<=\\p{M}{${MOST_MARKS + 1}})`, "gu");
 
 const escaped = (character) => `\\u{${character.codePointAt(0).toString(16)}}`;
 
-// A text of an agent or a program, with everything in it to be seen; line ends and tabs stay.
+// Escapes the invisible characters of an untrusted text, except line ends and tabs.
 export function visible(text) {
   const marked = text.replace(MARKS, escaped);
-  return marked.replace(UNSEEN, (character) => ("\n\t".includes(character) ? character : escaped(character)));
+  return marked.replace(INVISIBLE, (character) => ("\n\t".includes(character) ? character : escaped(character)));
 }
 
 export class Screen {
-  // The latest `characters` and `lines` are kept.
+  // Retains the latest `characters` and `lines`.
   constructor({ characters = 256 * 1024, lines = 5000 } = {}) {
     this.limit = { characters, lines };
-    this.lines = []; // { kind, text }; those that are complete
-    this.base = 0; // the number of the first of them
-    this.dropped = 0; // so many of them are no longer kept, and null
+    this.lines = []; // complete lines, { kind, text }
+    this.base = 0; // the number of the first element
+    this.dropped = 0; // elements at the front that were dropped, and are null
     this.characters = 0;
-    this.changed = 0; // lines from this number on are new since the last `take`
+    this.changed = 0; // lines from this number on have changed since the last `take`
     this.decoders = new Map();
     this.forget();
     this.begin("");
   }
 
-  // After a gap, nothing is known of what came before: no half character, no half sequence.
+  // After a gap, discards an incomplete character or sequence.
   forget() {
     this.decoders.clear();
     this.state = "text";
@@ -52,7 +51,7 @@ export class Screen {
     this.kind = kind;
     this.line = []; // code points
     this.column = 0;
-    this.cleared = 0; // columns that CSI 1 K and CSI 2 K went over
+    this.cleared = 0; // steps of CSI 1 K and CSI 2 K
   }
 
   // Bytes of a stream: "" of a terminal, `stdout` or `stderr` of a shell.
@@ -66,7 +65,7 @@ export class Screen {
     for (const character of this.decoders.get(stream).decode(bytes, { stream: true })) this.put(character);
   }
 
-  // A line of our own: `kind` note, which no output can have.
+  // Adds a line of the page itself, with the kind `note`, which output cannot have.
   note(text) {
     if (this.line.length) this.end();
     this.kind = "note";
@@ -75,7 +74,7 @@ export class Screen {
     this.kind = "";
   }
 
-  // What changed since the last call: { first, from, lines }. Those before `first` are gone; `lines` begin at `from`.
+  // Returns the changes since the last call. Lines before `first` were dropped; `lines` begin at the number `from`.
   take() {
     const first = this.base + this.dropped;
     const from = Math.max(this.changed, first);
@@ -85,7 +84,7 @@ export class Screen {
     return { first, from, lines };
   }
 
-  // The current line. Marks are counted here and not as they come: \b puts one beside another in any order.
+  // The text of the current line. Marks are counted here, because \b can put one beside another in any order.
   text() {
     return this.line.join("").replace(MARKS, escaped);
   }
@@ -98,7 +97,7 @@ export class Screen {
       this.characters -= this.lines[this.dropped].text.length + 1;
       this.lines[this.dropped++] = null;
     }
-    // As many at a time as are kept: taking them off the front moves the others, and a flood of lines is one of moves.
+    // In large steps, because removing elements from the front moves all others.
     if (this.dropped > this.limit.lines) {
       this.lines.splice(0, this.dropped);
       this.base += this.dropped;
@@ -115,11 +114,11 @@ export class Screen {
     else if (code === 0x08) this.column = Math.max(0, this.column - 1);
     else if (code === 0x09 || (code >= 0x20 && code < 0x7f) || code > 0x9f) {
       if (this.line.length >= LONGEST_LINE) this.end();
-      this.line[this.column++] = turns(code) ? escaped(character) : character;
+      this.line[this.column++] = reverses(code) ? escaped(character) : character;
     } else this.introduce(code);
   }
 
-  // A control character that may begin a sequence; the one-byte forms come as U+0080 to U+009F.
+  // Handles a control character that may begin a sequence; the one-byte forms are U+0080 to U+009F.
   introduce(code) {
     this.parameters = "";
     if (code === 0x1b) this.state = "escape";
@@ -129,8 +128,8 @@ export class Screen {
   }
 
   control(character, code) {
-    if (code === 0x18 || code === 0x1a) this.state = "text"; // CAN and SUB break off
-    else if (code === 0x1b) this.introduce(code); // so does the next sequence; ST, the end of a string, is one
+    if (code === 0x18 || code === 0x1a) this.state = "text"; // CAN and SUB cancel the sequence
+    else if (code === 0x1b) this.introduce(code); // so does the next sequence, such as ST, the end of a string
     else if (this.state === "escape") this.escape(character, code);
     else if (this.state === "csi") this.csi(character, code);
     else this.string(character, code);
@@ -140,7 +139,7 @@ export class Screen {
     if (character === "[") this.introduce(0x9b);
     else if ("PX]^_".includes(character)) this.introduce(0x9d);
     else if (code < 0x20 || code > 0x7e) this.again(character);
-    else if (code > 0x2f) this.state = "text"; // below are intermediates, as in `ESC ( B`
+    else if (code > 0x2f) this.state = "text"; // lower codes are intermediates, as in `ESC ( B`
   }
 
   csi(character, code) {
@@ -157,7 +156,7 @@ export class Screen {
     else this.parameters += character;
   }
 
-  // It was no sequence after all: what broke it counts.
+  // Ends an invalid sequence: its last character is handled as text.
   again(character) {
     this.state = "text";
     this.put(character);

@@ -1,19 +1,19 @@
-// Calls of the session service, in JSON over HTTP, and what goes wrong with them in words.
+// Calls of the session service, in JSON over HTTP, and their errors as texts.
 
 const API = "holdfast.session.v1.SessionService/";
-// Longer than the service itself lets any call wait (its long polls, input that nobody reads, a close).
+// Longer than the service lets any call wait (a long poll, input that is not read, a close).
 const PATIENCE_MS = 90_000;
 
 export class ServiceError extends Error {
-  // `code` is the status in lower case, `reason` what programs may rely on, `retryAfter` in seconds or null.
+  // `code` is the status in lower case, `reason` the stable identifier, `retryAfter` in seconds or null.
   constructor(message, { code = "", reason = "", retryAfter = null } = {}) {
     super(message);
     this.name = "ServiceError";
     Object.assign(this, { code, reason, retryAfter });
   }
 
-  // Whether the same call may well succeed in a moment.
-  get passing() {
+  // Whether the same call may succeed soon.
+  get transient() {
     return ["unavailable", "resource_exhausted", "deadline_exceeded"].includes(this.code);
   }
 
@@ -24,13 +24,13 @@ export class ServiceError extends Error {
 }
 
 export class Service {
-  // `base` is where the page is: the service may be behind a proxy, under a path of its own.
+  // `base` is the URL of the page: the service may be behind a proxy, under a path of its own.
   constructor(token, base) {
     this.token = token;
     this.base = base;
   }
 
-  // One call; an abort by `signal` is an AbortError, everything else that fails a ServiceError.
+  // One call; an abort by `signal` is an AbortError, every other failure a ServiceError.
   async call(method, fields = {}, signal = undefined) {
     const abort = new AbortController();
     const stop = () => abort.abort();
@@ -51,7 +51,7 @@ export class Service {
     } catch (error) {
       if (signal?.aborted) throw abort.signal.reason;
       if (error instanceof ServiceError) throw error;
-      const why = abort.signal.aborted ? `no answer within ${PATIENCE_MS / 1000} s` : "it cannot be reached";
+      const why = abort.signal.aborted ? `no answer within ${PATIENCE_MS / 1000} s` : "it is unreachable";
       throw new ServiceError(`the service does not answer: ${why}`, { code: "unavailable" });
     } finally {
       clearTimeout(timer);
@@ -59,7 +59,7 @@ export class Service {
     }
   }
 
-  // Text and control actions. Sent again once if the answer was lost: with its id, it is typed once all the same.
+  // Sends text and control actions, once more if the answer was lost: the request id makes it idempotent.
   async send(sessionId, { text = "", actions = [] }) {
     const fields = { sessionId, data: toBase64(text), actions: actions.map((type) => ({ type })), requestId: newId() };
     try {
@@ -87,7 +87,7 @@ async function answer(reply) {
   if (reply.ok && body !== null) return body;
   if (typeof body?.code !== "string") {
     const code = reply.status >= 500 ? "unavailable" : "unknown";
-    throw new ServiceError(`HTTP ${reply.status}, which is no answer of the service`, { code });
+    throw new ServiceError(`HTTP ${reply.status}, which is not an answer of the service`, { code });
   }
   const details = (Array.isArray(body.details) ? body.details : []).map((each) => each?.debug ?? {});
   const delay = parseFloat(details.find((each) => each.retryDelay)?.retryDelay);

@@ -1,15 +1,15 @@
-// What is shown of which reply: pure, from the service's JSON to texts. Texts of others pass `visible`.
+// Turns the service's JSON into texts for the page; pure. Texts of agents and programs pass through `visible`.
 
 import { visible } from "./output.js";
 
 export const OPEN = ["RUNNING", "BUSY", "IDLE", "CLOSING"];
 export const OVER = ["CLOSED", "ERROR"];
-const LONGEST_CELL = 300; // labels may have 32 KiB, which would push every other session off the screen
+const LONGEST_CELL = 300; // labels may have 32 KiB, and would fill the screen
 
-// What the filters ask for. A page's size is what a person scrolls through.
+// The request for the filters. A page has as many sessions as a person scrolls through.
 export function listRequest({ states = "open", agent = "" }, pageToken = "") {
-  const asked = states === "open" ? OPEN : states === "all" ? [] : [states];
-  return { states: asked, agentId: agent.trim(), pageSize: 200, pageToken };
+  const selected = states === "open" ? OPEN : states === "all" ? [] : [states];
+  return { states: selected, agentId: agent.trim(), pageSize: 200, pageToken };
 }
 
 export function sessionRow({ metadata, state }, now) {
@@ -36,7 +36,7 @@ function flags(usage, state) {
   return [usage.sessionIdle && "idle", usage.longRunningFlag && "long-running"].filter(Boolean);
 }
 
-// Names and values of one session; values that say nothing are left out.
+// Names and values of one session, without empty values.
 export function facts({ metadata, state }, now) {
   const { policy = {}, usage } = metadata;
   const limits = policy.resources ?? {};
@@ -75,20 +75,20 @@ export function facts({ metadata, state }, now) {
   return rows.filter(([, value]) => value).map(([name, value]) => [name, visible(String(value))]);
 }
 
-// A row of the audit. What matters most of a body comes first, the rest as name=value.
+// A row of the audit: the important fields of its body first, the others as name=value.
 export function auditRow({ seq, at, kind, commandId, body }) {
   let text = body;
   try {
     const parsed = JSON.parse(body);
     const first = ["type", "verdict", "action", "command", "text", "detail", "reason"];
-    const said = (value) => value !== null && value !== "" && value !== undefined;
-    const rest = Object.entries(parsed).filter(([name, value]) => !first.includes(name) && said(value));
+    const present = (value) => value !== null && value !== "" && value !== undefined;
+    const rest = Object.entries(parsed).filter(([name, value]) => !first.includes(name) && present(value));
     text = [
-      ...first.map((name) => parsed[name]).filter(said).map(shown),
+      ...first.map((name) => parsed[name]).filter(present).map(shown),
       ...rest.map(([name, value]) => `${name}=${shown(value)}`),
     ].join("  ");
   } catch {
-    // Somebody changed it: shown as it is; `holdfast audit verify` tells.
+    // The row was changed in the database: shown as it is; `holdfast audit verify` reports it.
   }
   return { cells: [String(seq), clock(at), kind, commandId ?? "", visible(text)] };
 }
@@ -99,22 +99,22 @@ export function approvalRow({ approvalId, sessionId, agentId, command, reason, a
     id: approvalId,
     sessionId,
     command: visible(command),
-    words: `${visible(agentId)} asks in ${sessionId}, ${span(secondsBetween(askedAt, now))} ago: ${visible(reason)}`,
+    words: `${visible(agentId)} in ${sessionId}, ${span(secondsBetween(askedAt, now))} ago: ${visible(reason)}`,
     left: left > 0 ? `expires in ${span(left)}` : "expired",
   };
 }
 
-// What became of an input.
+// The outcome of an input.
 export function inputWords({ accepted, approvalId, queueBusy }) {
-  if (!accepted) return `It waits for an approval (${approvalId}).`;
-  return queueBusy ? "Taken; the program has not read all of it yet." : "";
+  if (!accepted) return `The input waits for an approval (${approvalId}).`;
+  return queueBusy ? "Accepted; the program has not read all of it yet." : "";
 }
 
 const shown = (value) => (typeof value === "string" ? value.trimEnd() : JSON.stringify(value));
 const list = (values) => (values ?? []).join(", ");
 const of = (used, limit) => [used ? String(used) : "", limit ? `at most ${limit}` : ""].filter(Boolean).join(", ");
 
-// In a table of many sessions; the session's own facts have all of it.
+// For the table of sessions; the details of a session have the whole text.
 function cut(text) {
   return text.length > LONGEST_CELL ? `${text.slice(0, LONGEST_CELL)}…` : text;
 }
@@ -123,7 +123,7 @@ function pairs(values) {
   return visible(Object.entries(values ?? {}).sort().map(([name, value]) => `${name}=${value}`).join(" "));
 }
 
-// Times are strings, or milliseconds if they are ours.
+// Times of the service are strings, those of the page milliseconds.
 function secondsBetween(earlier, later) {
   return Math.max(0, (new Date(later) - new Date(earlier)) / 1000);
 }

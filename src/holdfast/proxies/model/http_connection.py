@@ -1,8 +1,8 @@
-"""One HTTP/1.1 connection of the model proxy: h11 knows the protocol, this moves the bytes and keeps the time.
+"""One HTTP/1.1 connection of the model proxy: h11 implements the protocol, this module moves bytes and has timers.
 
-A request is read whole, within limits, and handed on; its answer goes out piece by piece, no faster than the client
-reads. While an answer is made the socket is watched, so that a client that goes away is noticed at once. Touches
-the client's socket and nothing else.
+A request is read whole, within limits, and passed to the handler; its answer is sent piece by piece, as fast as the
+client reads. Meanwhile the socket is read, so that a disconnect cancels the answer at once. Touches only the
+client's socket.
 """
 
 from __future__ import annotations
@@ -15,59 +15,54 @@ from typing import Final
 
 import h11
 
-from holdfast.wire.http_messages import Headers, HttpRequest
+from holdfast.wire.http_messages import HOP_BY_HOP_HEADERS, Headers, HttpRequest
 
 log = logging.getLogger(__name__)
 
-#: The line and the headers of one request. Agents send tokens and beta flags, a few hundred bytes each.
+#: The request line and headers. Agents send tokens and beta flags, a few hundred bytes each.
 MAX_HEAD_BYTES: Final = 64 * 1024
-#: Bodies of all connections that are held at a time. Two of the largest fit; three copies of each may exist.
+#: Bodies of all connections in memory: room for two of the largest; up to three copies of each may exist.
 MAX_HELD_BYTES: Final = 128 * 1024 * 1024
-#: What a client may send ahead while its request is answered, before it is not read any more.
+#: Bytes that a client may pipeline while its request is answered, before reading pauses.
 AHEAD_BYTES: Final = 256 * 1024
-#: How long a connection may be silent between requests, a head may take to arrive, and a body.
+#: Limits for the time between requests, for the arrival of a head, and of a body.
 IDLE_SECONDS: Final = 300.0
 HEAD_SECONDS: Final = 20.0
 BODY_SECONDS: Final = 300.0
-#: How long a client that was refused in the middle of its request has to read why, before the socket is closed: a
-#: socket that is closed with unread bytes takes the answer back.
+#: Between the refusal of an unfinished request and the close of the socket: closing a socket with unread bytes
+#: resets it, and the client would lose the answer.
 LINGER_SECONDS: Final = 2.0
-#: Connections beyond the limit that are told so; further ones are dropped, so that descriptors do not run out.
+#: Connections beyond the limit that get an error answer; further ones are dropped, to save descriptors.
 REFUSED_CONNECTIONS: Final = 32
 
-#: Headers that are about one connection and are not passed on; nor is the host, which names only the proxy.
-_OF_THE_CONNECTION: Final = frozenset(
-    (
-        *("connection", "expect", "host", "keep-alive", "proxy-authenticate", "proxy-authorization"),
-        *("proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
-    )
-)
+#: Headers that are not forwarded. The proxy sends `100 Continue` itself, so `expect` ends here.
+_DROPPED_HEADERS: Final = HOP_BY_HOP_HEADERS | {"expect"}
 
 
 class BadAnswer(Exception):
-    """What the host answered cannot be said in HTTP."""
+    """The host's answer cannot be sent as HTTP."""
 
 
-class Shared:
-    """What the connections of one proxy have in common."""
+class ProxyState:
+    """The handler, the limits and the counters that the connections of one proxy share."""
 
     def __init__(self, answer: Answer, *, max_connections: int, max_body_bytes: int) -> None:
         self.answer = answer
         self.max_connections = max_connections
         self.max_body_bytes = max_body_bytes
         self.connections: set[HttpConnection] = set()
-        #: How many of them have been refused and only wait to be read.
+        #: Refused connections that wait for their client to read the answer.
         self.lingering = 0
         self.held_bytes = 0
 
 
 class HttpConnection(asyncio.Protocol):
-    """Requests in, one at a time and in order; answers out by `begin`, `send` and `end`, or `fail`."""
+    """Reads requests, one at a time and in order; answers by `begin`, `send` and `end`, or `fail`."""
 
     _transport: asyncio.Transport
 
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
+    def __init__(self, state: ProxyState) -> None:
+        self._state = state
         self._loop = asyncio.get_running_loop()
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._timer: asyncio.TimerHandle | None = None
@@ -86,16 +81,16 @@ class HttpConnection(asyncio.Protocol):
     # --- the socket ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # asyncio sets TCP_NODELAY on every TCP socket: a token does not wait for the acknowledgement of the last.
+        # asyncio sets TCP_NODELAY on every TCP socket: a token is sent before the last one is acknowledged.
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._shared.connections.add(self)
-        shared = self._shared
-        if len(shared.connections) > shared.max_connections + REFUSED_CONNECTIONS:
+        self._state.connections.add(self)
+        state = self._state
+        if len(state.connections) > state.max_connections + REFUSED_CONNECTIONS:
             transport.abort()
             return
-        if len(shared.connections) - shared.lingering > shared.max_connections:
-            self._refuse(503, f"there are {self._shared.max_connections} connections already; close some")
+        if len(state.connections) - state.lingering > state.max_connections:
+            self._refuse(503, f"the limit of {self._state.max_connections} connections is reached; close some")
             return
         self._expire_in(IDLE_SECONDS)
 
@@ -115,14 +110,14 @@ class HttpConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         if self._answering is not None:
-            # No client of a model ends its own direction alone: this one is gone, and its call with it.
+            # No client of a model half-closes its connection: this one has disconnected.
             self._transport.abort()
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
         self._stop_timer()
-        self._shared.connections.discard(self)
-        self._shared.lingering -= self._lingering
+        self._state.connections.discard(self)
+        self._state.lingering -= self._lingering
         self._release_body()
         self._ahead.clear()
         self._out.clear()
@@ -136,7 +131,7 @@ class HttpConnection(asyncio.Protocol):
         self._writable.set()
 
     def abort(self) -> None:
-        """Break the connection off: a client must not take what it has for a whole answer."""
+        """Abort the connection, so that the client does not take a partial answer for a complete one."""
         self._flush()
         self._transport.abort()
 
@@ -166,28 +161,28 @@ class HttpConnection(asyncio.Protocol):
         self._request = request
         self._expire_in(BODY_SECONDS)
         length = next((int(value) for name, value in request.headers if name == b"content-length"), 0)
-        if length > self._shared.max_body_bytes:
-            self._refuse(413, f"a body of {length} bytes: the limit is {self._shared.max_body_bytes}")
+        if length > self._state.max_body_bytes:
+            self._refuse(413, f"a body of {length} bytes: the limit is {self._state.max_body_bytes}")
 
     def _add_to_body(self, data: bytes) -> None:
         self._body.append(data)
         self._body_bytes += len(data)
-        self._shared.held_bytes += len(data)
-        if self._body_bytes > self._shared.max_body_bytes:
-            self._refuse(413, f"the body goes on after {self._shared.max_body_bytes} bytes, the limit")
-        elif self._shared.held_bytes > MAX_HELD_BYTES:
-            self._refuse(503, f"{MAX_HELD_BYTES} bytes of requests are under way; try again")
+        self._state.held_bytes += len(data)
+        if self._body_bytes > self._state.max_body_bytes:
+            self._refuse(413, f"the body exceeds the limit of {self._state.max_body_bytes} bytes")
+        elif self._state.held_bytes > MAX_HELD_BYTES:
+            self._refuse(503, f"{MAX_HELD_BYTES} bytes of requests are in progress; try again")
 
     def _complete_request(self) -> None:
         self._stop_timer()
         assert self._request is not None
-        request = _unpacked(self._request, b"".join(self._body))
+        request = _http_request(self._request, b"".join(self._body))
         self._body.clear()
         self._answering = self._loop.create_task(self._answer(request))
 
     async def _answer(self, request: HttpRequest) -> None:
         try:
-            await self._shared.answer(request, self)
+            await self._state.answer(request, self)
         except BadAnswer as error:
             log.warning("%s %s: %s", request.method, request.path, error)
             self.fail(502, str(error))
@@ -217,7 +212,7 @@ class HttpConnection(asyncio.Protocol):
         self._advance()
 
     def _release_body(self) -> None:
-        self._shared.held_bytes -= self._body_bytes
+        self._state.held_bytes -= self._body_bytes
         self._body.clear()
         self._body_bytes = 0
 
@@ -225,16 +220,16 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """Whether the client has been told a status."""
+        """Whether the status was sent."""
         return self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE)
 
     def begin(self, status: int, headers: Headers) -> None:
-        """The status and the headers; without a content-length the body goes in chunks."""
+        """Send the status and the headers; without a content-length the body is chunked."""
         try:
             passed = [
                 (name.encode("ascii"), value.encode("latin-1"))
                 for name, value in headers
-                if name.lower() not in _OF_THE_CONNECTION
+                if name.lower() not in _DROPPED_HEADERS
             ]
             response = h11.Response(status_code=status, headers=passed)
         except (h11.LocalProtocolError, UnicodeEncodeError) as error:
@@ -243,23 +238,23 @@ class HttpConnection(asyncio.Protocol):
         self._write(self._http.send(response))
 
     async def send(self, data: bytes) -> None:
-        """A piece of the body; returns when the client has read enough of it for more."""
+        """Send a piece of the body; returns when the client has read enough for more."""
         if not self._has_no_body:
-            self._say(h11.Data(data=data))
+            self._send_event(h11.Data(data=data))
         await self._writable.wait()
 
     def end(self) -> None:
-        self._say(h11.EndOfMessage())
+        self._send_event(h11.EndOfMessage())
 
-    def _say(self, event: h11.Data | h11.EndOfMessage) -> None:
+    def _send_event(self, event: h11.Data | h11.EndOfMessage) -> None:
         try:
             self._write(self._http.send(event))
         except h11.LocalProtocolError as error:
             self.abort()
-            raise BadAnswer(f"the host's answer is not as long as it said: {error}") from None
+            raise BadAnswer(f"the length of the host's answer is wrong: {error}") from None
 
     def fail(self, status: int, message: str) -> None:
-        """An answer of our own: an error. One that has begun is broken off instead."""
+        """Send an error as the answer, or abort an answer that has begun."""
         if self._transport.is_closing():
             return
         if self.has_begun:
@@ -269,17 +264,17 @@ class HttpConnection(asyncio.Protocol):
         self.respond(status, error_body(status, message), headers=retry)
 
     def respond(self, status: int, body: bytes, *, headers: Headers = ()) -> None:
-        """A whole answer of our own, as JSON."""
+        """Send a complete answer of the proxy itself, as JSON."""
         self.begin(
             status,
             (("content-type", "application/json"), ("content-length", str(len(body))), *headers),
         )
         if not self._has_no_body:
-            self._say(h11.Data(data=body))
+            self._send_event(h11.Data(data=body))
         self.end()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer a request that is not read on, and close."""
+        """Send an error for a request that is not read further, and close."""
         self._release_body()
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self._close()
@@ -292,14 +287,14 @@ class HttpConnection(asyncio.Protocol):
             self._write(self._http.send(h11.Data(data=body)))
         self._flush()
         self._lingering = True
-        self._shared.lingering += 1
+        self._state.lingering += 1
         self._transport.write_eof()
         self._expire_in(LINGER_SECONDS)
 
     # --- writing and time ------------------------------------------------------------------------------------
 
     def _write(self, data: bytes | None) -> None:
-        """Pieces that came together leave together: in one write, before the loop waits again."""
+        """Buffer bytes until the end of this loop iteration, so that pieces that came together are one write."""
         if data:
             if not self._out:
                 self._loop.call_soon(self._flush)
@@ -333,23 +328,25 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(408, "the request did not arrive in time")
 
 
-#: Answers one request on its connection. Is cancelled when the client goes.
+#: Answers one request on its connection. Cancelled when the client disconnects.
 Answer = Callable[[HttpRequest, HttpConnection], Awaitable[None]]
 
 
 def error_body(status: int, message: str) -> bytes:
-    """An error that clients of OpenAI, Anthropic and Google all read: which of them asks is the host's to know."""
+    """Return an error that clients of OpenAI, Anthropic and Google all read: the proxy has no dialect."""
     kind = "api_error" if status >= 500 else "invalid_request_error"
     error = {"type": kind, "code": status, "status": kind.upper(), "message": message, "param": None}
     return json.dumps({"type": "error", "error": error}).encode()
 
 
-def _unpacked(request: h11.Request, body: bytes) -> HttpRequest:
+def _http_request(request: h11.Request, body: bytes) -> HttpRequest:
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers]
     named = [value for name, value in headers if name == "connection"]
-    left_out = {word.strip().lower() for value in named for word in value.split(",")} | _OF_THE_CONNECTION
+    left_out = {word.strip().lower() for value in named for word in value.split(",")} | _DROPPED_HEADERS
     target = request.target.decode("latin-1")
-    if target.lower().startswith(("http://", "https://")):  # as clients say it that take us for their proxy
+    if target.lower().startswith(
+        ("http://", "https://")
+    ):  # the absolute form, of a client that is configured to use a proxy
         target = "/" + target.partition("://")[2].partition("/")[2]
     path, _, query = target.partition("?")
     passed = tuple(pair for pair in headers if pair[0] not in left_out and pair[0] != "content-length")

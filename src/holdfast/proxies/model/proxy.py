@@ -1,7 +1,7 @@
-"""The model proxy: an HTTP server inside the sandbox whose every request is a call of a service of the host.
+"""The model proxy: an HTTP server inside the sandbox that makes each request a call of a service of the host.
 
-It knows no model, no key and no dialect: it packs a request, relays the answer as it comes and tells when the host
-is gone. Touches 127.0.0.1, the socket of the sandbox's own server, and nothing else.
+It is independent of models, keys and dialects: it packs a request, relays the answer as it arrives, and returns an
+error if the host is unreachable. Touches 127.0.0.1 and the socket of the sandbox's own server.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Final
 
 import msgspec
 
-from holdfast.client.connection import Connection
-from holdfast.client.host_call import call_service
+from holdfast.client.channel_connection import ChannelConnection
+from holdfast.client.host_call import call_host
 from holdfast.errors import (
     HoldfastError,
     InvalidParams,
@@ -29,50 +29,50 @@ from holdfast.errors import (
     TransportError,
     UnknownService,
 )
-from holdfast.proxies.model.http_connection import BadAnswer, HttpConnection, Shared
+from holdfast.proxies.model.http_connection import BadAnswer, HttpConnection, ProxyState
 from holdfast.transport import unix
 from holdfast.transport.channel import Channel, Receiver
+from holdfast.wire.host_call_keys import PING, check_instance
 from holdfast.wire.http_messages import HTTP_METHOD, MODEL_SERVICE, HttpHead, HttpRequest, pack_request, unpack_head
-from holdfast.wire.service_keys import PING, check_instance
 
 log = logging.getLogger(__name__)
 
-#: Names in the environment.
+#: Environment variables.
 PORT: Final = "BRIDGE_MODEL_SERVICE_PORT"
 INSTANCE: Final = "BRIDGE_MODEL_SERVICE_INSTANCE"
 MAX_CONNECTIONS: Final = "BRIDGE_MODEL_SERVICE_MAX_CONNECTIONS"
 MAX_BODY_BYTES: Final = "BRIDGE_MODEL_SERVICE_MAX_BODY_BYTES"
 
-#: How long `/health` gives the host to answer.
+#: For the host's answer to `/health`.
 HEALTH_SECONDS: Final = 2.0
 #: Descriptors that are not connections of clients.
 SPARE_DESCRIPTORS: Final = 64
-#: Connections that wait to be accepted.
+#: Connections that are not accepted yet.
 BACKLOG: Final = 1024
 
 _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
-#: Errors that pass: the client may try again.
-_PASSING: Final = (UnknownService, LimitReached, ResourceExhausted, ShuttingDown, TransportError)
+#: Transient errors: the client may retry.
+_TRANSIENT: Final = (UnknownService, LimitReached, ResourceExhausted, ShuttingDown, TransportError)
 
 
 class ProxySettings(msgspec.Struct, frozen=True):
-    """What the proxy is told by its environment."""
+    """The settings of the proxy, from its environment."""
 
-    #: Who may call: the instance of the host's service.
+    #: The instance of the host's service, which authorises calls.
     instance: str
-    #: 0 chooses a free one.
+    #: 0 chooses a free port.
     port: int = 13131
     #: Connections at a time: an agent has a few, a hundred agents in one sandbox several hundred.
     max_connections: int = 1_024
-    #: The largest body. Images and documents go inside as base64; the same as the host's limit.
+    #: The largest body, equal to the host's limit. It may contain images and documents as base64.
     max_body_bytes: int = 50 * 1024 * 1024
 
 
 def settings_from(environ: Mapping[str, str]) -> ProxySettings:
-    """The settings, or an error that names the variable that is wrong."""
+    """Read the settings; an error names the invalid variable."""
     instance = environ.get(INSTANCE, "")
     if not instance:
-        raise InvalidParams(f"{INSTANCE} is not set: the host that offers its model service tells it")
+        raise InvalidParams(f"{INSTANCE} is not set: the host that offers the model service provides it")
     check_instance(instance)
     defaults = ProxySettings(instance)
     return ProxySettings(
@@ -88,28 +88,27 @@ def _number(environ: Mapping[str, str], name: str, default: int, *, least: int =
     if not text:
         return default
     if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
-        raise InvalidParams(f"{name}={text!r}: a number from {least} to {most} is wanted")
+        raise InvalidParams(f"{name}={text!r}: must be a number from {least} to {most}")
     return int(text)
 
 
 class HostLink:
-    """The connection to the sandbox's server. One that broke is opened anew for the next request.
+    """The connection to the sandbox's server; a broken one is replaced by the next request.
 
-    It does not come back by itself: what was under way is over with it, and a model is not asked twice for one
-    request unless the client asks.
+    It does not reconnect by itself: its requests have failed, and repeating them is the decision of the client.
     """
 
     def __init__(self, socket_path: str) -> None:
         self._path = socket_path
-        self._connection: Connection | None = None
+        self._connection: ChannelConnection | None = None
         self._opening = asyncio.Lock()
 
-    async def connection(self) -> Connection:
-        """An open one. Raises `TransportError` if the server is not there."""
+    async def connection(self) -> ChannelConnection:
+        """Return the open connection. Raises `TransportError` if the server does not run."""
         async with self._opening:
             if self._connection is None or not self._connection.connected:
                 await self.aclose()
-                connection = Connection(
+                connection = ChannelConnection(
                     self._dial,
                     address=f"unix:{self._path}",
                     client_name="holdfast-model-proxy",
@@ -129,7 +128,7 @@ class HostLink:
 
 
 class ModelProxy:
-    """Relays requests over a link."""
+    """Relays requests over a link to the host."""
 
     def __init__(self, link: HostLink, instance: str) -> None:
         self._link = link
@@ -140,18 +139,18 @@ class ModelProxy:
             host = "answers" if await self._host_answers() else "does not answer"
             client.respond(200, json.dumps({"status": "ok", "host": host}).encode())
         elif request.method not in _METHODS:
-            client.fail(405, f"{request.method}: not a method that is passed on")
+            client.fail(405, f"{request.method}: this method is not forwarded")
         else:
             try:
                 await self._relay(pack_request(request), client)
             except HoldfastError as error:
                 if client.has_begun:
-                    log.warning("%s %s: broken off: %s", request.method, request.path, error.message)
+                    log.warning("%s %s: aborted: %s", request.method, request.path, error.message)
                 client.fail(_status_of(error), error.message)
 
     async def _relay(self, call: bytes, client: HttpConnection) -> None:
         connection = await self._link.connection()
-        answer = call_service(connection, MODEL_SERVICE, self._instance, HTTP_METHOD, call)
+        answer = call_host(connection, MODEL_SERVICE, self._instance, HTTP_METHOD, call)
         async with contextlib.aclosing(answer) as pieces:
             async for piece in pieces:
                 if client.has_begun:
@@ -167,7 +166,7 @@ class ModelProxy:
         try:
             async with asyncio.timeout(HEALTH_SECONDS):
                 connection = await self._link.connection()
-                answer = call_service(connection, MODEL_SERVICE, self._instance, PING, b"")
+                answer = call_host(connection, MODEL_SERVICE, self._instance, PING, b"")
                 async with contextlib.aclosing(answer) as pieces:
                     async for _ in pieces:
                         pass
@@ -186,35 +185,37 @@ def _head(piece: bytes) -> HttpHead:
 def _status_of(error: HoldfastError) -> int:
     if isinstance(error, MessageTooLarge):
         return 413
-    return 503 if isinstance(error, _PASSING) else 502
+    return 503 if isinstance(error, _TRANSIENT) else 502
 
 
 async def run(settings: ProxySettings, socket_path: str, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT. `announce` is given the URL once connections are taken."""
+    """Serve until SIGTERM or SIGINT. `announce` is called with the URL once the proxy listens."""
     loop = asyncio.get_running_loop()
     _allow_descriptors(settings.max_connections + SPARE_DESCRIPTORS)
     link = HostLink(socket_path)
     proxy = ModelProxy(link, settings.instance)
-    shared = Shared(proxy.answer, max_connections=settings.max_connections, max_body_bytes=settings.max_body_bytes)
+    state = ProxyState(
+        proxy.answer, max_connections=settings.max_connections, max_body_bytes=settings.max_body_bytes
+    )
     try:
         server = await loop.create_server(
-            lambda: HttpConnection(shared), "127.0.0.1", settings.port, backlog=BACKLOG
+            lambda: HttpConnection(state), "127.0.0.1", settings.port, backlog=BACKLOG
         )
     except OSError as error:
         raise InvalidParams(f"127.0.0.1:{settings.port}: {error.strerror or error}; set {PORT}") from None
-    told_to_end = asyncio.Event()
+    stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told_to_end.set)
+        loop.add_signal_handler(number, stopped.set)
     announce(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     try:
-        with contextlib.suppress(HoldfastError):  # the first request tries again, and tells its client
+        with contextlib.suppress(HoldfastError):  # the first request retries, and reports the error to its client
             await link.connection()
-        await told_to_end.wait()
+        await stopped.wait()
     finally:
         server.close()
-        # First, so that nothing under way waits for the server once more: it sees us gone and calls it off.
+        # First, because the server cancels the calls of a closed connection.
         await link.aclose()
-        for connection in tuple(shared.connections):
+        for connection in tuple(state.connections):
             connection.abort()
 
 

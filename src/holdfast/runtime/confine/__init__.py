@@ -1,4 +1,4 @@
-"""Confinement of one process by the operating system: what to ask of it, who asks, and what is seen from outside.
+"""Confinement of one process by the operating system: the plan, its application in the child, and the jail outside.
 
 docs/confinement.md is for users. `applying` runs in the child and uses the standard library alone.
 """

@@ -1,7 +1,7 @@
-"""What the launcher does to itself before it becomes a confined program. Standard library only; runs in the child.
+"""The steps by which the launcher confines itself before it executes a program. Standard library only.
 
-Loaded by `launcher.py` from its own directory, and run as a script to find out what this machine allows: then it
-tries each thing on itself and prints a line of JSON.
+`launcher.py` loads this module from its path. As a script it detects the features of this machine: it tries each of
+them on itself and prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _AT_FDCWD = -100
 
 # landlock(7): the same numbers on every machine
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_ASK_VERSION = 1
+_GET_VERSION = 1
 _RULE_PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
-#: What can be done to a file; the rest is for directories.
+#: Rights on files; the other rights are for directories.
 _IOCTL_DEV = 1 << 15
 _TRUNCATE = 1 << 14
 _FOR_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
-#: Rights that each version of the interface knows: since 2 to move between directories, since 3 to cut files short,
+#: The rights of each version of the interface: since 2 to move between directories, since 3 to truncate files,
 #: since 5 to control devices.
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 _TCP = 3  # to bind, and to connect; since 4
@@ -60,7 +60,7 @@ _SCOPES = 3  # abstract Unix sockets, and signals; since 6
 _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
 _IFF_UP = 1
 PROXY_PORT = 3128
-#: A user that is not root, to try whether the server can become another one; every machine's map of users has it.
+#: A user other than root, to try whether the server can change the user; every machine's user map has it.
 _NOBODY = 65534
 #: inode(7)
 _FILE_TYPE, _LINK = 0o170000, 0o120000
@@ -74,19 +74,19 @@ def _check(result: int) -> int:
 
 
 def forbid_new_privileges() -> None:
-    """No program that is executed from now on has more rights than we have: setuid bits count no more."""
+    """Forbid programs that are executed from now on to gain rights: setuid bits have no effect."""
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
 def empty_bounding_set() -> None:
-    """No program that is executed from now on gets a capability. Root alone can do this."""
+    """Deny all capabilities to programs that are executed from now on. Needs root."""
     for number in range(_HIGHEST_CAPABILITY + 1):
         if _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
-            break  # no such capability in this kernel, or not ours to drop: then we have none either
+            break  # no such capability in this kernel, or no right to drop it: then this process has none either
 
 
 def drop_capabilities() -> None:
-    """All of them, also for programs that root executes."""
+    """Drop all capabilities, also for programs that root executes."""
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     empty_bounding_set()
     header = struct.pack("=Ii", 0x20080522, 0)
@@ -101,26 +101,25 @@ def filter_calls(program: bytes) -> None:
 
 
 def landlock_version() -> int:
-    """0 where there is none."""
-    version: int = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION)
+    """The version of Landlock's interface; 0 without Landlock."""
+    version: int = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _GET_VERSION)
     return max(0, version)
 
 
 def open_named(path: bytes) -> int:
-    """What was named, and nothing that a link leads to: whoever may write above it may have put one there since it
-    was looked at."""
+    """Open a path without following links: a user with write access above it may have added one since the check."""
     fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    # The first opens a link itself, if that is what the last part of the path is.
+    # O_NOFOLLOW with O_PATH opens a link itself, if the last part of the path is one.
     if os.fstat(fd).st_mode & _FILE_TYPE == _LINK or os.readlink(b"/proc/self/fd/%d" % fd) != path:
         raise OSError(errno.ELOOP, f"{os.fsdecode(path)} became a symbolic link, or is below one")
     return fd
 
 
 def restrict_files(rules: Iterable[tuple[bytes, str]], *, no_tcp: bool, named: Collection[bytes] = ()) -> None:
-    """From now on only what lies beneath the paths of `rules` can be opened.
+    """Restrict opening of files to those beneath the paths of `rules`.
 
-    `rules` are pairs of a path and what may be done beneath it: letters of `rwxlp`, `l` for listing directories and
-    `p` for writing to files that are there. Of these paths those in `named` are no links.
+    `rules` are pairs of a path and the rights beneath it: letters of `rwxlp`, `l` for listing directories and `p`
+    for writing to existing files. The paths in `named` must not be links.
     """
     version = landlock_version()
     known = _RIGHTS[min(version, max(_RIGHTS))]
@@ -158,9 +157,9 @@ def restrict_files(rules: Iterable[tuple[bytes, str]], *, no_tcp: bool, named: C
 def forbid_execution(
     paths: Iterable[bytes], covered: bytes, scratch: Iterable[tuple[bytes, bytes]], owner: tuple[int, int]
 ) -> None:
-    """In a mount namespace of our own, nothing beneath `paths` can be executed, nor mapped as code.
+    """Enter a mount namespace in which nothing beneath `paths` can be executed, nor mapped as code.
 
-    `scratch` are new directories with their options, which lie in `covered`: that is covered for us alone.
+    `scratch` are new directories with their options in `covered`, a directory that is covered in this namespace.
     """
     _check(_libc.unshare(_CLONE_NEWNS))
     _mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None)
@@ -181,9 +180,9 @@ def _mount(source: bytes | None, target: bytes, kind: bytes | None, flags: int, 
 
 
 def leave_network(proxy: str | None) -> None:
-    """Into a network of our own, in which nothing is but ourselves; with `proxy`, somebody outside listens in it.
+    """Enter a network namespace with a loopback interface only; with `proxy`, a process outside listens in it.
 
-    The descriptor that listens goes to the Unix socket at `proxy`: whoever accepts there stays outside.
+    The listening descriptor is sent to the Unix socket at `proxy`, to a process that stays outside.
     """
     outside = None
     if proxy:
@@ -198,7 +197,7 @@ def leave_network(proxy: str | None) -> None:
             listener.bind(("127.0.0.1", PROXY_PORT))
             listener.listen(128)
             socket.send_fds(outside, [b"L"], [listener.fileno()])
-            # Until the other side has it: before the program runs, it can be reached.
+            # Wait for the confirmation, so that the proxy accepts connections before the program runs.
             if outside.recv(1) != b"K":
                 raise OSError(111, f"{proxy}: the proxy did not take the socket")
 
@@ -206,7 +205,7 @@ def leave_network(proxy: str | None) -> None:
 def _unshare_network() -> None:
     if os.geteuid() == 0 and _libc.unshare(_CLONE_NEWNET) == 0:
         return
-    # Another user may make one inside of a user namespace, in which it is who it was.
+    # Other users may make one inside of a user namespace, in which they keep their uid.
     uid, gid = os.geteuid(), os.getegid()
     _check(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET))
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
@@ -223,14 +222,14 @@ def _raise_loopback(fd: int) -> None:
 
 
 def become(uid: int, gid: int, groups: list[int]) -> None:
-    """Another user, for good. Root alone can do this."""
+    """Become another user irrevocably. Needs root."""
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
 
 
 def confine(orders: dict[str, Any]) -> None:
-    """The last steps before the program is executed, in the one order that works."""
+    """Perform the last steps before the program is executed, in the only order that works."""
     forbid_new_privileges()
     if orders["drop_capabilities"]:
         drop_capabilities()
@@ -241,9 +240,9 @@ def confine(orders: dict[str, Any]) -> None:
 
 
 def jail(orders: dict[str, Any], report: int) -> list[bytes]:
-    """The command line of bwrap: its options come from a file, and so does its filter.
+    """The command line of bwrap; its options and its filter are in files.
 
-    bwrap reads a byte from `report` and closes it once the jail stands: whoever has the other end is told by that.
+    bwrap reads a byte from `report` and closes it once the jail is set up: the other end reads an end of file then.
     """
     for number in orders["ignored"]:
         _signal.signal(number, _signal.SIG_IGN)
@@ -271,7 +270,7 @@ def _file(content: bytes) -> int:
 
 
 def try_everything(program: bytes) -> dict[str, object]:
-    """What works here, each thing tried in a child of its own; else why not."""
+    """Try each feature in a child of its own; the result of each is empty, or the reason of the failure."""
     import marshal
 
     def attempt(*steps: Callable[[], None]) -> str:
@@ -288,9 +287,9 @@ def try_everything(program: bytes) -> dict[str, object]:
                 os._exit(0)
         os.close(write)
         with open(read, "rb") as file:
-            said = file.read()
+            reply = file.read()
         os.waitpid(pid, 0)
-        return str(marshal.loads(said)) if said else "it was killed"
+        return str(marshal.loads(reply)) if reply else "it was killed"
 
     version = landlock_version()
 

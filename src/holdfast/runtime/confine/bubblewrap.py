@@ -1,7 +1,7 @@
-"""The options of `bwrap` for one confined process. Pure: what lies where was looked at in `paths`.
+"""The options of `bwrap` for one confined process. Pure: `paths` has read the file system.
 
-They go to bwrap in a file and not on its command line, which everybody can read, because the environment is among
-them; and that is among them so that no variable of the process (LD_PRELOAD) has a say outside of the jail.
+bwrap gets them in a file and not on its command line, which every user can read, because they contain the
+environment; and they contain it so that no variable of the process (LD_PRELOAD) takes effect outside of the jail.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from holdfast.runtime.confine.paths import PROGRAM_DIRECTORIES, Visible, is_beneath
+from holdfast.runtime.confine.paths import PROGRAM_DIRECTORIES, VisiblePaths, is_beneath
 from holdfast.types import Confinement
 
 HOSTNAME: Final = "holdfast"
-#: A directory that hides another holds nothing but the ways to what was given below it.
+#: A directory that hides another contains only mount points of the paths below it that are visible.
 _MASK_BYTES: Final = 4096
-#: For the program that changes the user: to do that, to empty the bounding set, and, for bwrap, to enter a working
-#: directory that is closed to root without capabilities. That program drops them all, and bwrap's own first process
-#: of the jail does, too (seen with 0.8).
+#: For the program that changes the user: to change it, to empty the bounding set, and, for bwrap, to enter a
+#: working directory that is closed to root without capabilities. That program drops them all, and so does bwrap's
+#: own first process of the jail (verified with 0.8).
 _TO_CHANGE_USER: Final = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_DAC_READ_SEARCH")
-#: Root may write these without any capability; bwrap covers some of them, and /proc/sys not (tried with 0.8).
+#: Root may write these without any capability; bwrap covers some of them, and not /proc/sys (verified with 0.8).
 PROC_READ_ONLY: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
-#: What they tell is of the whole machine, and of no use to a program in a jail.
+#: These files describe the whole machine, and are of no use to a program in a jail.
 PROC_HIDDEN: Final = (
     *("/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug"),
     *("/proc/scsi", "/proc/timer_list", "/proc/timer_stats"),
@@ -31,7 +31,7 @@ PROC_HIDDEN: Final = (
 
 def options(
     confinement: Confinement,
-    visible: Visible,
+    visible: VisiblePaths,
     *,
     environment: Mapping[str, str],
     cwd: str,
@@ -45,11 +45,11 @@ def options(
     programs: Mapping[str, str] | None = None,
     scratch: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """`own_network`: it is already in one. `directories` are those of the hidden paths that are no files, `proc`
-    those of `PROC_READ_ONLY` and `PROC_HIDDEN` that are there, `opened` are paths that bwrap is given by a
-    descriptor. `changes_user`: the first program in the jail gives root up; `written` are files of the jail alone,
-    with the descriptor of their content. `programs` are all that the directories of programs hold, `scratch` are
-    directories that were made for the jail, by the paths that they have in it."""
+    """The options. `own_network`: the process is already in a network namespace. `directories` are the hidden paths
+    that are directories, `proc` the existing paths of `PROC_READ_ONLY` and `PROC_HIDDEN`, `opened` are paths that
+    bwrap gets as a descriptor. `changes_user`: the first program in the jail drops root; `written` are files of the
+    jail alone, with the descriptor of their content. `programs` is the whole content of the directories of
+    programs, `scratch` are directories that were made for the jail, by their paths in it."""
     mounts = _mounts(confinement, visible, environment, directories, opened, home_mode(changes_user))
     for path, made in (scratch or {}).items():
         mounts[path] = ["--bind", made, path]
@@ -91,7 +91,7 @@ def options(
 
 def _mounts(
     confinement: Confinement,
-    visible: Visible,
+    visible: VisiblePaths,
     environment: Mapping[str, str],
     directories: frozenset[str],
     opened: Mapping[str, int],
@@ -111,7 +111,7 @@ def _mounts(
         mounts[home] = ["--perms", home_mode, "--size", scratch, "--tmpfs", home]
     for path in visible.hidden:
         if path in mounts:
-            continue  # one of the jail's own covers it
+            continue  # a mount of the jail covers it
         mounts[path] = _mask(path, directories)
     for path in visible.readable:
         mounts[path] = _bind("--ro-bind", path, opened)
@@ -127,12 +127,12 @@ def _above(path: str) -> list[str]:
 
 
 def home_mode(changes_user: bool) -> str:
-    """Root makes the home directory; another user that the jail changes to must be able to write there."""
+    """The mode of the home directory, which root makes: a user that the jail changes to must be able to write."""
     return "1777" if changes_user else "0700"
 
 
-def scratch_home(visible: Visible, environment: Mapping[str, str]) -> str | None:
-    """The home directory, if the jail is to have an empty one."""
+def scratch_home(visible: VisiblePaths, environment: Mapping[str, str]) -> str | None:
+    """The home directory, if the jail gets an empty one."""
     home = os.path.normpath(environment.get("HOME", "/"))
     given = home == "/" or not os.path.isabs(home) or visible.shows(home) or is_beneath(home, "/tmp")
     return None if given else home

@@ -1,7 +1,8 @@
-"""A bubblewrap jail seen from outside: who in it is the program that was to run, and how that ended.
+"""A bubblewrap jail from outside: the pid of the program in it, and how the program ended.
 
-bwrap stays outside as the process that we started; its child is the first process of a namespace, and the first
-child of that is the program. Reads /proc. Why not SCM_CREDENTIALS on the control socket: only live shells have one.
+bwrap stays outside as the process that was started; its child is the first process of a namespace, and the first
+child of that is the program. Reads /proc. SCM_CREDENTIALS on the control socket is no alternative: only live shells
+have one.
 """
 
 from __future__ import annotations
@@ -18,58 +19,56 @@ from typing import Final
 from holdfast.runtime.terminal.input_wait import every_process
 from holdfast.runtime.tree.process_table import newest_pids, read_entry
 
-#: pidfd_get_info, Linux 6.13; it tells how a process ended since 6.15, also after somebody else has reaped it.
+#: pidfd_get_info, Linux 6.13; it has the exit status since 6.15, also after another process has reaped it.
 _PIDFD_GET_INFO: Final = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
 _PIDFD_INFO_EXIT: Final = 1 << 3
 _INFO: Final = struct.Struct("=QQ11Ii")
-
-
-#: Seconds between looks for a program that is about to be started. The long ones are for a machine that has more to
-#: do than it can: one that was never found cannot be told from bwrap later, when it is killed.
-_LOOK_AGAIN: Final = (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-#: How often to look who is inside, if somebody ends while we look.
-_LOOKS_INSIDE: Final = 2
-#: Files of 8 us each: with more of them a look at every process of the machine takes no longer.
+#: Seconds between searches for a program that is about to be started. The long ones are for an overloaded machine:
+#: a program that was never found could not be distinguished from bwrap later, when it is killed.
+_SEARCH_PAUSES: Final = (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+#: How often to list the processes inside, if one of them exits during the listing.
+_LISTINGS: Final = 2
+#: Files of 8 us each: with more of them, listing every process of the machine takes no longer.
 _MOST_THREADS: Final = 64
 
 
-class Jail:
+class ProcessJail:
     """The jail whose bwrap has this pid."""
 
     def __init__(self, bwrap: int) -> None:
         self._bwrap = bwrap
-        #: The first process of the namespace, and the program; 0 until they were seen.
+        #: The first process of the namespace, and the program; 0 until they are found.
         self._first = self._program = 0
         self._pidfd = -1
 
     @property
     def program(self) -> int:
-        """The program's pid as we see it; bwrap's own until there is one, and after we could find none."""
+        """The program's pid in the server's namespace; bwrap's own pid as long as the program is not found."""
         self.find()
         return self._program or self._bwrap
 
     @property
     def wrappers(self) -> frozenset[int]:
-        """Those that are there for the program's sake."""
+        """The pids of bwrap and of the first process of the namespace."""
         self.find()
         return frozenset({self._bwrap, self._first} - {0})
 
     async def wait_found(self) -> None:
-        """Until the program is there, or was: a jail that stands starts it at once, and no event tells of that."""
-        for pause in _LOOK_AGAIN:
+        """Wait until the program has started, or has ended: there is no event for its start."""
+        for pause in _SEARCH_PAUSES:
             self.find()
             if self._program or not children(self._bwrap):
                 return
             await asyncio.sleep(pause)
 
     def find(self) -> None:
-        """Look who is the program, if it is not known yet."""
+        """Search the program, if it is not known yet."""
         if self._program:
             return
         first = next(iter(children(self._bwrap)), 0)
         program = next((pid for pid in children(first) if inside_pid(pid) == 2), 0) if first else 0
         if program:
-            # It may be another's by now, if it ended at once; then its parent is, too.
+            # The pid may have been reused, if the program ended at once; then its parent differs.
             with contextlib.suppress(OSError):
                 self._pidfd = os.pidfd_open(program)
                 entry = read_entry(program)
@@ -79,7 +78,7 @@ class Jail:
             self.close()
 
     def send(self, number: int) -> bool:
-        """To the program alone; False if it is not known, or gone."""
+        """Send a signal to the program alone; False if it is not known, or has ended."""
         self.find()
         if self._pidfd < 0:
             return False
@@ -90,21 +89,21 @@ class Jail:
         return True
 
     def inside(self) -> Iterable[int]:
-        """At least everybody in the namespace. Who is there has its first process above it, whatever it did.
+        """The pids of at least all processes of the namespace: all of them descend from its first process.
 
-        On a machine with 500 jails, a look at every process takes over a millisecond, this one a tenth of it.
+        On a machine with 500 jails, listing every process takes over a millisecond, this a tenth of it.
         """
         self.find()
-        for _ in range(_LOOKS_INSIDE if self._first else 0):
+        for _ in range(_LISTINGS if self._first else 0):
             found = descendants(self._first, _MOST_THREADS)
             if found is not None:
                 return found
         return every_process()
 
     def killed_by(self) -> int:
-        """The signal that ended the program; 0 if it exited by itself, or this kernel does not tell.
+        """The signal that ended the program; 0 if it exited by itself, or this kernel does not report it.
 
-        bwrap says 128 + n for both, and a shell may well exit with 130 because its last command was interrupted.
+        The exit code of bwrap is 128 + n for both, and a shell exits with 130 if its last command was interrupted.
         """
         if self._pidfd < 0:
             return 0
@@ -136,10 +135,10 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int, most_threads: int) -> list[int] | None:
-    """A process and all below it; None if one of them ended meanwhile, if they have too many threads, or if the
+    """A process and its descendants; None if one of them ended meanwhile, if they have too many threads, or if the
     kernel has no such files.
 
-    The kernel may leave out a child if the one that it has told of before is gone by then.
+    The kernel may omit a child if the one that it has listed before has ended by then.
     """
     found = [pid]
     try:
@@ -152,7 +151,7 @@ def descendants(pid: int, most_threads: int) -> list[int] | None:
                 with open(f"/proc/{parent}/task/{thread}/children", "rb", buffering=0) as file:
                     below = [int(child) for child in file.readall().split()]
                 for each in (int(thread), *below):
-                    os.getpgid(each)  # it is still there
+                    os.getpgid(each)  # raises if it has ended
                 found += below
     except OSError:
         return None
@@ -160,7 +159,7 @@ def descendants(pid: int, most_threads: int) -> list[int] | None:
 
 
 def inside_pid(pid: int) -> int:
-    """The number that a process has in its own namespace; 0 if it is gone."""
+    """The pid of a process in its own namespace; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             for line in file:

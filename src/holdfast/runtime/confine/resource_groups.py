@@ -1,7 +1,7 @@
 """Cgroups that limit a whole tree: its memory, the number of its processes, its share of the processors.
 
 Version 2 has them in one hierarchy, version 1 has one for each controller; a machine may have both (hybrid). Makes
-directories below the cgroup that we are in, and writes limits; who joins them is the launcher.
+directories below the server's own cgroup, and writes limits; the launcher joins them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from holdfast.types import Confinement
 
 Controller = Literal["memory", "pids", "cpu"]
 CONTROLLERS: Final[tuple[Controller, ...]] = ("memory", "pids", "cpu")
-#: The kernel's own default: how long the share is counted for before it is counted anew.
+#: The kernel's default: the period of a quota.
 _PERIOD_US: Final = 100_000
-#: The least quota that the kernel takes.
+#: The least quota that the kernel accepts.
 _LEAST_QUOTA_US: Final = 1_000
-#: Files of a kernel that counts swap, and of one that kills a whole group.
+#: Files of kernels with swap accounting, and with the OOM killing of whole groups.
 _NOT_EVERYWHERE: Final = frozenset({"memory.swap.max", "memory.oom.group", "memory.memsw.limit_in_bytes"})
 
 
-class Hierarchy:
-    """Where the cgroups of one controller are made: below `base`, the cgroup that we are in."""
+class CgroupHierarchy:
+    """The hierarchy of one controller; cgroups are made below `base`, the server's own cgroup."""
 
     def __init__(self, controller: Controller, base: str, version: Literal[1, 2]) -> None:
         self.controller = controller
@@ -33,7 +33,7 @@ class Hierarchy:
         self.version = version
 
     def why_not(self) -> str:
-        """What keeps a limit from being set here; empty if nothing does. Tries it."""
+        """Why no limit can be set here; empty if it can. Tries it."""
         trial = f"{self.base}/holdfast-{os.getpid()}-trial"
         try:
             self.make(trial)
@@ -47,7 +47,7 @@ class Hierarchy:
         return ""
 
     def make(self, path: str) -> None:
-        """A cgroup that can be limited; version 2 wants the controller handed down from level to level."""
+        """Make a cgroup that can be limited; version 2 needs the controller enabled at each level above it."""
         if self.version == 2:
             above = os.path.dirname(path)
             if above != self.base:
@@ -80,7 +80,7 @@ class Hierarchy:
         if self.controller == "memory" and memory is not None:
             if self.version == 2:
                 return {"memory.max": str(memory), "memory.swap.max": "0", "memory.oom.group": "1"}
-            # In this order: both together may not be less than one of them.
+            # In this order: memory and swap together must not be less than memory.
             return {"memory.limit_in_bytes": str(memory), "memory.memsw.limit_in_bytes": str(memory)}
         if self.controller == "pids" and processes is not None:
             return {"pids.max": str(processes)}
@@ -93,7 +93,7 @@ class Hierarchy:
 
 
 class ResourceGroups:
-    """The limiting cgroups of one server, by the name of the directory that all of them are in."""
+    """The limiting cgroups of one server, in one directory with the given name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -102,10 +102,10 @@ class ResourceGroups:
             _sweep(hierarchy.base)
 
     def make(self, name: str, confinement: Confinement) -> list[str]:
-        """Directories with these limits, for one process; `PermissionRefused` names what cannot be limited."""
+        """Make directories with these limits for one process; `PermissionRefused` names the missing controller."""
         made: list[str] = []
         for controller in CONTROLLERS:
-            if not Hierarchy(controller, "", 2).wants(confinement):
+            if not CgroupHierarchy(controller, "", 2).wants(confinement):
                 continue
             hierarchy = self._hierarchies.get(controller)
             try:
@@ -125,7 +125,7 @@ class ResourceGroups:
         return made
 
     def existing(self, name: str) -> list[str]:
-        """Those that an earlier server has made for a process."""
+        """The directories that an earlier server has made for a process."""
         paths = (f"{hierarchy.base}/{self._name}/{name}" for hierarchy in self._hierarchies.values())
         return [path for path in paths if os.path.isdir(path)]
 
@@ -134,30 +134,30 @@ class ResourceGroups:
             _remove_tree(f"{hierarchy.base}/{self._name}")
 
 
-def hierarchies() -> dict[Controller, Hierarchy]:
-    """Those that are mounted, a controller of version 2 only where it is handed down to us."""
+def hierarchies() -> dict[Controller, CgroupHierarchy]:
+    """The mounted hierarchies; a controller of version 2 only where it is enabled for the server's cgroup."""
     with open("/proc/self/cgroup") as file:
         ours = [line.rstrip("\n").split(":", 2)[1:] for line in file]
     paths = {controller: path for names, path in ours for controller in names.split(",")}
-    found: dict[Controller, Hierarchy] = {}
+    found: dict[Controller, CgroupHierarchy] = {}
     with open("/proc/self/mountinfo") as file:
         for line in file:
             before, _, after = line.partition(" - ")
-            place, (kind, _, options, *_) = before.split()[4], after.split()
+            mount, (kind, _, options, *_) = before.split()[4], after.split()
             if kind == "cgroup2" and "" in paths:
-                base = f"{place}{paths[''].rstrip('/')}"
+                base = f"{mount}{paths[''].rstrip('/')}"
                 for controller in CONTROLLERS:
                     if controller in _read(f"{base}/cgroup.controllers").split():
-                        found[controller] = Hierarchy(controller, base, 2)
+                        found[controller] = CgroupHierarchy(controller, base, 2)
             elif kind == "cgroup":
                 for controller in CONTROLLERS:
                     if controller in options.split(",") and controller in paths:
-                        base = f"{place}{paths[controller].rstrip('/')}"
-                        found.setdefault(controller, Hierarchy(controller, base, 1))
+                        base = f"{mount}{paths[controller].rstrip('/')}"
+                        found.setdefault(controller, CgroupHierarchy(controller, base, 1))
     return found
 
 
-def _explain(hierarchy: Hierarchy, error: OSError) -> str:
+def _explain(hierarchy: CgroupHierarchy, error: OSError) -> str:
     if error.errno == errno.EBUSY and hierarchy.version == 2:
         return (
             f"cgroup controller {hierarchy.controller}: {hierarchy.base} has processes of its own, so nothing can "
@@ -167,7 +167,7 @@ def _explain(hierarchy: Hierarchy, error: OSError) -> str:
 
 
 def _sweep(base: str) -> None:
-    """Remove what servers left that were killed."""
+    """Remove the cgroups of servers that were killed."""
     with contextlib.suppress(OSError):
         for name in os.listdir(base):
             prefix, _, rest = name.partition("-")
@@ -177,7 +177,7 @@ def _sweep(base: str) -> None:
 
 
 def _remove_tree(parent: str) -> None:
-    """A cgroup that somebody is in stays."""
+    """Remove a cgroup and those in it; cgroups with processes stay."""
     with contextlib.suppress(OSError):
         for name in os.listdir(parent):
             if os.path.isdir(f"{parent}/{name}"):

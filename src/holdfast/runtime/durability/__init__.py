@@ -1,1 +1,1 @@
-"""What survives a crash of the server: the keeper, the ledger, and recovery from both."""
+"""Durability: the keeper, the ledger, the recorders, and recovery of processes and shells after a crash."""

@@ -1,8 +1,8 @@
-"""What a keeper and its server left that were both killed: a spool whose lock is free, and processes that run on.
+"""The spool of a keeper and a server that were both killed: its lock is free, and its processes may run on.
 
-A kept server looks for it before it makes a spool of its own. What was to be ended (`orphaned_jobs` of those who
-died) is found by mark and by cgroup, and killed; what was to be kept at our address we go on with, although its
-streams are gone. Touches the spools of our user, /proc and the cgroups.
+A server with a keeper searches for such spools before it makes one of its own. Processes that were to end
+(`orphaned_jobs`) are found by mark and by cgroup, and killed; a spool of the server's own address is resumed,
+although the streams are gone. Touches the spools of this user, /proc and the cgroups.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import SandboxError
 from holdfast.runtime.durability import records as r
-from holdfast.runtime.durability.ledger import boot_id, read_headed
-from holdfast.runtime.durability.process_log import LEDGER_NAME
+from holdfast.runtime.durability.durability import LEDGER_NAME
+from holdfast.runtime.durability.ledger import boot_id, read_ledger
 from holdfast.runtime.output.output_log import SPOOL_PREFIX
 from holdfast.runtime.output.spool import candidates
 from holdfast.runtime.tree.cgroup import former_cgroups, remove_former
@@ -25,34 +25,34 @@ from holdfast.runtime.tree.process_table import Entry, ProcessTable, read_mark
 from holdfast.runtime.tree.process_tree import end_all
 
 if TYPE_CHECKING:
-    from holdfast.runtime.durability.replay import Memory
+    from holdfast.runtime.durability.replay import Replay
 
 log = logging.getLogger(__name__)
 
 
-class Remains(NamedTuple):
-    """A spool of the dead, which is ours as long as we hold its lock."""
+class AbandonedSpool(NamedTuple):
+    """A spool without a server; this server owns it while it holds the lock."""
 
     path: str
     lock: int
-    head: r.Head
-    memory: Memory
+    head: r.LedgerHead
+    replay: Replay
 
     def running(self) -> dict[int, Entry]:
-        """The living processes that were started there, by their marks, and what is in their cgroups."""
-        marks = {each.begun.mark for each in self.memory.processes.values()}
+        """Return the living processes of the spool, found by mark and by cgroup."""
+        marks = {each.begun.mark for each in self.replay.processes.values()}
         table = ProcessTable.read()
         inside = {pid for cgroup in former_cgroups(self.head.keeper) for pid in cgroup.pids()}
         return table.descendants(pid for pid in table.entries if pid in inside or read_mark(pid) in marks)
 
     async def end(self) -> str:
-        """Kill what runs on and remove the spool; returns what was lost, for people."""
+        """Kill the processes that run on and remove the spool; returns a message about the loss."""
 
         async def find() -> dict[int, Entry]:
             return self.running()
 
         lost = 0
-        for each in self.memory.processes.values():
+        for each in self.replay.processes.values():
             if each.ended is None and not each.begun.internal:
                 lost += 1
                 log.error(
@@ -74,64 +74,59 @@ class Remains(NamedTuple):
         os.close(self.lock)
 
 
-class Found(NamedTuple):
-    """`ours` is to be gone on with, `doomed` to be ended."""
-
-    ours: Remains | None
-    doomed: list[Remains]
-
-
-def find_remains(directory: str, home: str, new_memory: Callable[[], Memory]) -> Found:
-    """Look through the spools at this place; an empty one stands for the places that a server may choose."""
-    ours: Remains | None = None
-    doomed: list[Remains] = []
-    places = {directory} if directory else set(candidates())
-    for path in [path for place in places for path in _spools(place)]:
-        remains = _open(path, new_memory())
-        if remains is None:
+def find_abandoned(
+    directory: str, home: str, new_replay: Callable[[], Replay]
+) -> tuple[AbandonedSpool | None, list[AbandonedSpool]]:
+    """Return the spool to resume, and the spools with processes to end, of a directory or of all `candidates`."""
+    resumed: AbandonedSpool | None = None
+    doomed: list[AbandonedSpool] = []
+    directories = {directory} if directory else set(candidates())
+    for path in [path for each in directories for path in _spools(each)]:
+        spool = _open(path, new_replay())
+        if spool is None:
             continue
-        head = remains.head
+        head = spool.head
         if head.boot != boot_id():
-            log.warning("the spool %s is of an earlier boot: removed, for nothing of it can run", remains.path)
-            remains.remove()
+            log.warning("the spool %s is of an earlier boot, so none of its processes runs: removed", spool.path)
+            spool.remove()
         elif head.orphaned_jobs == "kill":
-            doomed.append(remains)
-        elif head.home == home and ours is None:
-            ours = remains
-        elif remains.running():
-            os.close(remains.lock)  # of another server, which may come back for them
+            doomed.append(spool)
+        elif head.home == home and resumed is None:
+            resumed = spool
+        elif spool.running():
+            os.close(spool.lock)  # of another server, which may resume it
         else:
-            remains.remove()
-    return Found(ours, doomed)
+            spool.remove()
+    return resumed, doomed
 
 
-def _spools(place: str) -> Iterator[str]:
+def _spools(directory: str) -> Iterator[str]:
     try:
-        names = os.listdir(place)
+        names = os.listdir(directory)
     except OSError:
         return
     for name in names:
-        path = f"{place}/{name}"
+        path = f"{directory}/{name}"
         if name.startswith(SPOOL_PREFIX) and os.path.exists(f"{path}/{LEDGER_NAME}"):
             yield path
 
 
-def _open(path: str, memory: Memory) -> Remains | None:
-    """Take its lock and read its ledger; None if somebody lives there, or we cannot tell."""
+def _open(path: str, replay: Replay) -> AbandonedSpool | None:
+    """Lock the spool and read its ledger; None if its server or keeper lives, or if that cannot be determined."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return None  # another user's, or gone by now
+        return None  # of another user, or removed
     try:
         if os.fstat(lock).st_uid == os.geteuid():
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            head, records = read_headed(f"{path}/{LEDGER_NAME}")
+            head, records = read_ledger(f"{path}/{LEDGER_NAME}", replay.extension.KINDS)
             if head is not None:
-                memory.replay(records)
-                return Remains(path, lock, head, memory)
+                replay.apply(records)
+                return AbandonedSpool(path, lock, head, replay)
     except BlockingIOError:
-        pass  # its server or its keeper lives
+        pass  # the server or the keeper lives
     except (OSError, SandboxError) as error:
-        log.warning("the spool %s of a killed server is left as it is: %s", path, error)
+        log.warning("cannot read the spool %s of a killed server; it is not removed: %s", path, error)
     os.close(lock)
     return None

@@ -1,33 +1,33 @@
-"""The server's parent, which holds what must not die with it: descriptors, listening sockets, and its children.
+"""The keeper: the server's parent, which holds descriptors, listening sockets and children that survive the server.
 
-Run as `python -I -S keeper.py READY_FD ORPHANED_JOBS COMMAND...`; standard library only, one loop, and as good as
-nothing to do. It starts COMMAND, the server, and starts it again when it dies. As child subreaper it inherits every
-process that a dead server had started, ended ones with their status included; nothing of them is lost. Told to, it
-waits without a server until a `serve`, of whatever version, brings the command for the next one.
+Run as `python -I -S keeper.py READY_FD ORPHANED_JOBS COMMAND...`; standard library only, one loop, nearly idle. It
+starts COMMAND, the server, and restarts it when it dies. As child subreaper it inherits every process of a dead
+server, with the exit status of ended ones. On request it waits without a server until a `serve`, of any version,
+passes the command for the next one.
 
-What the server says waits in the socket, descriptors too, until we are rung (SIGUSR1) or the server is dead: most
-packets cost the server one system call and wake nobody. A packet is a tuple, with descriptors beside it:
+Packets of the server wait in the socket, with their descriptors, until a signal (SIGUSR1) or the death of the
+server: most cost the server one system call and wake no process. A packet is a tuple, with descriptors beside it:
 
-    KEEP key path     hold the descriptors of this packet; `path` is removed should we give up
+    KEEP key path     hold the descriptors of this packet; `path` is removed if the keeper gives up
     DROP key          close them
-    TAKE              every key with its descriptors, a packet each; then None, our start, restarts, PROTOCOL
-    LEAD pids         these children of ours are leaders of processes: theirs to end, not ours to reap
-    STATUS pid        how a leader ended: (si_code, si_status), or None; it stays a zombie
-    FREE pid          its status is noted: reap it
+    TAKE              reply: every key with its descriptors, a packet each; then None, start, restarts, PROTOCOL
+    LEAD pids         these children of the keeper are leaders of processes: do not reap them
+    STATUS pid        reply: exit of a leader (si_code, si_status), or None; it stays a zombie
+    FREE pid          its status is recorded: reap it
     UP                the server serves
-    STOP              the server ends on purpose: do not start it again
-    WAIT path         the server ends, and we wait at this socket; answered by None, or by why we cannot
+    STOP              the server ends on purpose: do not restart it
+    WAIT path         the server ends, and the keeper waits at this socket; reply: None, or an error
 
-What comes in at that socket, from our own user alone, and what we answer:
+Packets at that socket, accepted from the keeper's own user and root, and the replies:
 
-    STATUS            our pid, the last command, why we wait, how many children we have, start, restarts, PROTOCOL
+    STATUS            pid, the last command, why the keeper waits, number of children, start, restarts, PROTOCOL
     SERVE             with stdin, stdout, stderr, working directory, a file with (command, environment), and perhaps
-                      a ready descriptor: this is the server now. (UP, pid) once it serves; (ENDED, exit code, why)
+                      a ready descriptor: the next server. (UP, pid) once it serves; (ENDED, exit code, why)
 
-A server of a later version speaks to a keeper of an earlier one, so this protocol only grows: packets get new verbs
-and answers get new members at their end, with a new PROTOCOL; none changes its meaning.
+A server may be newer than its keeper, so this protocol only grows: packets get new verbs and replies get new
+members at their end, with a new PROTOCOL; none changes its meaning.
 
-SIGTERM, SIGINT and SIGHUP are the server's to obey; afterwards it is not started again. Without a server they end
+SIGTERM, SIGINT and SIGHUP are forwarded to the server, which is not restarted afterwards. Without a server they end
 everything.
 """
 
@@ -47,52 +47,52 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-#: Seconds before the n-th start in a row; the last one goes on.
+#: Seconds before the n-th start in a row; the last value repeats.
 DELAYS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
-#: A server that lived so long starts anew with the delays.
+#: After a server that lived this long, the delays start from the first.
 LONG_LIFE_SECONDS = 60.0
-#: Starts in a row that did not come up, after which we give up. With the delays before them that is 21 s: a machine
-#: that is out of memory, or a disk that is full, for some seconds must not cost everything that runs.
+#: Failed starts in a row after which the keeper gives up. With the delays that is 21 s: some seconds without
+#: memory, or with a full disk, must not end all processes.
 MAX_FAILURES = 10
-#: The first child that has ended hides the others (waitid shows one): look again after so long.
-LOOK_AGAIN_SECONDS = 0.5
-#: What processes have between TERM and KILL when we are told to end, and have no server that knows its settings.
+#: The first ended child hides the others (waitid returns one): the interval of retries.
+REAP_AGAIN_SECONDS = 0.5
+#: The time between TERM and KILL when the keeper ends without a server, which has the setting.
 GRACE_SECONDS = 5.0
-#: How long killed processes may take to be gone.
+#: The time for killed processes to exit.
 KILL_SECONDS = 10.0
-#: The largest packet, and the descriptors that one may carry.
+#: The largest packet, and the most descriptors in one.
 PACKET_BYTES = 65_536
 PACKET_DESCRIPTORS = 16
-#: What we understand; grows with what is said above.
+#: The version of the protocol above.
 PROTOCOL = 1
 PR_SET_CHILD_SUBREAPER = 36
-#: Of the flags in /proc/PID/stat: the process is in exit(2).
+#: A flag in /proc/PID/stat: the process is in exit(2).
 PF_EXITING = 4
-#: Packets wait.
+#: Signals that packets wait in the socket.
 BELL = signal.SIGUSR1
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-#: What we answer.
+#: The type of a reply.
 Plain = str | int | float | None
 Message = Plain | tuple[Plain | list[str], ...]
 
 
 class Keeper:
-    """One state machine: `run` it."""
+    """The state machine of the keeper; `run` it."""
 
     def __init__(self, command: list[str], ready_fd: int | None, *, kill_jobs: bool) -> None:
         self._command = command
         self._environment: dict[bytes, bytes] = dict(os.environb)
-        #: Where the first server that comes up tells it.
+        #: The descriptor on which the first server reports that it serves.
         self._ready_fd = ready_fd
         self._kill_jobs = kill_jobs
-        self._kept: dict[str, tuple[str, list[int]]] = {}
+        self._held: dict[str, tuple[str, list[int]]] = {}
         self._leaders: set[int] = set()
         self._born = time.monotonic()
         self._restarts = 0
         self._exit_code: int | None = None
-        # The server that lives, if one does.
+        # The running server, if there is one.
         self._server = 0
         self._pidfd = -1
         self._link: socket.socket | None = None
@@ -101,17 +101,18 @@ class Keeper:
         self._was_up = False
         self._stopping = False
         self._started_at = 0.0
-        # While none does: where we wait for the next command, and why; who is there, and who brought the last one.
-        self._door_path = ""
-        self._door: socket.socket | None = None
+        # Without a server: the socket for the next command, the reason, its clients, the sender of the last
+        # command.
+        self._command_path = ""
+        self._command_socket: socket.socket | None = None
         self._leaving = False
         self._why = ""
-        self._visitors: dict[int, socket.socket] = {}
+        self._clients: dict[int, socket.socket] = {}
         self._caller: socket.socket | None = None
-        #: Starts in a row that followed a short life, and those that did not come up.
+        #: Starts in a row after a short life, and starts in a row that did not serve.
         self._short_lives = 0
         self._failures = 0
-        #: When to start the next, and when to look for ended children again.
+        #: The times of the next start and of the next reaping.
         self._start_due: float | None = time.monotonic()
         self._reap_due: float | None = None
         self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -119,7 +120,7 @@ class Keeper:
         self._wake = _wake_on_signals()
 
     def run(self) -> int:
-        """Until the server has ended for good; returns our exit code."""
+        """Run until the server is not restarted; returns the keeper's exit code."""
         while self._exit_code is None:
             now = time.monotonic()
             if self._start_due is not None and now >= self._start_due:
@@ -132,30 +133,30 @@ class Keeper:
         return self._exit_code
 
     def _wait(self) -> None:
-        """For whatever comes first."""
+        """Wait for the next event and handle it."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         if self._link is not None:
-            poll.register(self._link, select.POLLOUT if self._answers else 0)  # and its hang-up
+            poll.register(self._link, select.POLLOUT if self._answers else 0)  # and a hang-up
         if self._pidfd >= 0:
             poll.register(self._pidfd, select.POLLIN)
-        if self._door is not None and not self._leaving:
-            poll.register(self._door, select.POLLIN)
-        for visitor in self._visitors.values():
-            poll.register(visitor, select.POLLIN)
+        if self._command_socket is not None and not self._leaving:
+            poll.register(self._command_socket, select.POLLIN)
+        for client in self._clients.values():
+            poll.register(client, select.POLLIN)
         due = [time for time in (self._start_due, self._reap_due) if time is not None]
         timeout = max(0.0, min(due) - time.monotonic()) * 1000 if due else None
         ready = dict(poll.poll(timeout))
         if self._wake in ready:
             self._take_signals(os.read(self._wake, 4096))
         if self._link is not None and self._link.fileno() in ready:
-            self._talk()
+            self._handle_packets()
         if self._pidfd in ready:
             self._server_ended()
-        for fd in self._visitors.keys() & ready.keys():
-            self._listen_to(self._visitors.pop(fd))
-        if self._door is not None and self._door.fileno() in ready:
-            self._open_door(self._door)
+        for fd in self._clients.keys() & ready.keys():
+            self._serve_client(self._clients.pop(fd))
+        if self._command_socket is not None and self._command_socket.fileno() in ready:
+            self._accept_client(self._command_socket)
 
     # --- the server ------------------------------------------------------------------------------------------
 
@@ -170,7 +171,7 @@ class Keeper:
         command = [*self._command, "--kept", str(theirs.fileno())]
         if self._ready_fd is not None:
             command += ["--ready-fd", str(self._ready_fd)]
-        # It raises its limit itself, and gives the one that we had to its processes.
+        # The server raises its limit itself, and passes the original one to its processes.
         resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
         try:
             server = self._spawn(command)
@@ -182,7 +183,7 @@ class Keeper:
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._limits[1], self._limits[1]))
             theirs.close()
         try:
-            # Under our own limit: under the server's, what we hold may leave no number free.
+            # Under the keeper's own limit: under the server's, the held descriptors may leave no number free.
             self._pidfd = os.pidfd_open(server)
         except OSError as error:
             ours.close()
@@ -203,7 +204,7 @@ class Keeper:
 
     def _server_ended(self) -> None:
         if self._link is not None:
-            self._talk()  # what it handed over before it died is kept
+            self._handle_packets()  # descriptors from before its death are held, too
         _, status = os.waitpid(self._server, 0)
         os.close(self._pidfd)
         self._hang_up()
@@ -212,20 +213,20 @@ class Keeper:
         exit_code = 128 - code if code < 0 else code
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         if self._leaving and not self._stopping:
-            self._wait_for_command(f"the server, pid {pid}, left its processes to us", exit_code)
-        elif self._stopping or (code >= 0 and not self._was_up and not self._door_path):
-            # On purpose, or it never served and has said why.
+            self._wait_for_command(f"the server, pid {pid}, left its processes to the keeper", exit_code)
+        elif self._stopping or (code >= 0 and not self._was_up and not self._command_path):
+            # On purpose, or it never served and has logged the reason.
             self._end(exit_code, clean=code >= 0)
         else:
             self._failed(f"the server, pid {pid}, {how}", exit_code)
 
     def _failed(self, what: str, exit_code: int = 1) -> None:
-        """Start it again, later each time; or not, if it does not come up.
+        """Restart the server, with growing delays; give up after too many failed starts.
 
-        One whose command was brought to us has somebody who is told, and who may bring another: that one costs
-        nothing of what we hold.
+        A command that was passed at the socket and never served is not restarted: its sender gets the error and may
+        pass another, and the keeper holds everything meanwhile.
         """
-        if self._door_path and not self._was_up:
+        if self._command_path and not self._was_up:
             self._wait_for_command(f"{what} before it served", exit_code)
             return
         lived = time.monotonic() - self._started_at
@@ -235,7 +236,7 @@ class Keeper:
         self._reap_due = None
         if self._failures >= MAX_FAILURES:
             what = f"{what}; given up: it did not come up {self._failures} times in a row"
-            if self._door_path:
+            if self._command_path:
                 self._wait_for_command(what, exit_code)
             else:
                 _log(what)
@@ -248,14 +249,14 @@ class Keeper:
 
     def _end(self, code: int, *, clean: bool) -> None:
         self._exit_code = code
-        self._tell_caller("ENDED", code, "")
-        self._close_door()
+        self._notify_caller("ENDED", code, "")
+        self._close_command_socket()
         if not clean:
             everything = self._stopping or self._kill_jobs
             if everything:
                 _end_children(GRACE_SECONDS if self._stopping else 0.0)
-            for path, _ in self._kept.values():
-                # A spool tells the next server what runs on.
+            for path, _ in self._held.values():
+                # The next server finds running processes by the spool.
                 if path and (everything or not os.path.isdir(path)):
                     _remove(path)
 
@@ -264,87 +265,87 @@ class Keeper:
             self._link.close()
             self._link = None
 
-    # --- waiting for a command -------------------------------------------------------------------------------
+    # --- the socket for commands -----------------------------------------------------------------------------
 
-    def _bind_door(self, path: str) -> str | None:
-        """Let others bring a command at this path; returns why not, if we cannot."""
-        self._close_door()
-        door: socket.socket | None = None
+    def _bind_command_socket(self, path: str) -> str | None:
+        """Listen for commands at this path; returns an error, or None."""
+        self._close_command_socket()
+        listener: socket.socket | None = None
         try:
-            door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            # By the directory's descriptor: its own path may be longer than a socket's address.
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            # By the directory's descriptor: the path may be longer than a socket's address.
             directory = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
             try:
-                # Under its name only when it listens: a door that refuses is one whose keeper is dead.
+                # Renamed only when it listens: a socket that refuses connections means a dead keeper.
                 _remove(f"{path}.new")
-                door.bind(f"/proc/self/fd/{directory}/{os.path.basename(path)}.new")
-                door.listen()
+                listener.bind(f"/proc/self/fd/{directory}/{os.path.basename(path)}.new")
+                listener.listen()
                 os.rename(f"{path}.new", path)
             finally:
                 os.close(directory)
-            door.setblocking(False)
+            listener.setblocking(False)
         except OSError as error:
-            if door is not None:
-                door.close()
+            if listener is not None:
+                listener.close()
             return f"{path}: {error.strerror}"
-        self._door_path, self._door = path, door
+        self._command_path, self._command_socket = path, listener
         return None
 
-    def _close_door(self) -> None:
-        if self._door is not None:
-            _remove(self._door_path)
-            self._door.close()
-            self._door = None
+    def _close_command_socket(self) -> None:
+        if self._command_socket is not None:
+            _remove(self._command_path)
+            self._command_socket.close()
+            self._command_socket = None
 
     def _wait_for_command(self, why: str, exit_code: int) -> None:
-        """Hold everything, without a server, until somebody brings the command for one."""
+        """Hold everything without a server until the command for the next one arrives."""
         self._leaving = self._is_up = False
         self._start_due = self._reap_due = None
         self._why = why
         if self._ready_fd is not None:
             os.close(self._ready_fd)
             self._ready_fd = None
-        cannot = self._bind_door(self._door_path) if self._door is None else None
-        self._tell_caller("ENDED", exit_code, why)
+        cannot = self._bind_command_socket(self._command_path) if self._command_socket is None else None
+        self._notify_caller("ENDED", exit_code, why)
         if cannot is None:
-            _log(f"{why}; waiting at {self._door_path} for the next command")
+            _log(f"{why}; waiting at {self._command_path} for the next command")
         else:
-            _log(f"{why}; starting it again, for nobody can bring another command: {cannot}")
+            _log(f"{why}; starting it again, since no other command can be passed: {cannot}")
             self._start_due = time.monotonic() + DELAYS[-1]
 
-    def _open_door(self, door: socket.socket) -> None:
+    def _accept_client(self, listener: socket.socket) -> None:
         try:
-            visitor, _ = door.accept()
+            client, _ = listener.accept()
         except OSError:
-            return  # gone again, or no descriptor is left: it will knock again
-        _, uid, _ = struct.unpack("3i", visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            return  # closed again, or no descriptor is left: the client retries
+        _, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid in (os.geteuid(), 0):
-            visitor.setblocking(False)
-            self._visitors[visitor.fileno()] = visitor
+            client.setblocking(False)
+            self._clients[client.fileno()] = client
         else:
-            visitor.close()
+            client.close()
 
-    def _listen_to(self, visitor: socket.socket) -> None:
+    def _serve_client(self, client: socket.socket) -> None:
         fds: list[int] = []
         try:
-            packet, fds, _ = _receive(visitor)
+            packet, fds, _ = _receive(client)
             verb, *_ = marshal.loads(packet)
-            if verb == "SERVE" and self._door is not None:
-                self._take_command(visitor, *fds)
+            if verb == "SERVE" and self._command_socket is not None:
+                self._take_command(client, *fds)
                 return
         except (OSError, ValueError, TypeError, EOFError):
-            verb = ""  # gone, or it speaks another language: not a reason to lose what we hold
+            verb = ""  # closed, or an invalid packet: ignored
         for fd in fds:
             os.close(fd)
         if verb == "STATUS":
             about = (os.getpid(), self._command, self._why, len(_children()), self._born, self._restarts, PROTOCOL)
-            _send(visitor, about)
-        visitor.close()
+            _send(client, about)
+        client.close()
 
     def _take_command(
         self, caller: socket.socket, stdin: int, stdout: int, stderr: int, cwd: int, order: int, ready: int = -1
     ) -> None:
-        """This is the server from now on, on these descriptors and in this directory; ours, too: we log there."""
+        """Start this server next, on these descriptors and in this directory, which the keeper uses too."""
         self._command, self._environment = marshal.loads(os.pread(order, os.fstat(order).st_size, 0))
         os.fchdir(cwd)
         for target, fd in enumerate((stdin, stdout, stderr)):
@@ -354,14 +355,14 @@ class Keeper:
         if ready >= 0:
             self._ready_fd = ready
             os.set_inheritable(ready, True)
-        self._close_door()
+        self._close_command_socket()
         self._caller = caller
         self._was_up = False
         self._failures = self._short_lives = 0
         self._restarts += 1
         self._start_due = time.monotonic()
 
-    def _tell_caller(self, *message: str | int) -> None:
+    def _notify_caller(self, *message: str | int) -> None:
         if self._caller is not None and (not _send(self._caller, message) or message[0] == "ENDED"):
             self._caller.close()
             self._caller = None
@@ -372,45 +373,45 @@ class Keeper:
         if signal.SIGCHLD in numbers and self._is_up and self._reap_due is None:
             self._reap_due = time.monotonic()
         if BELL in numbers:
-            self._talk()
-        told = [number for number in numbers if number in STOPPING]
-        if not told:
+            self._handle_packets()
+        stopping = [number for number in numbers if number in STOPPING]
+        if not stopping:
             return
         self._stopping = True
         if self._server:
-            number = signal.SIGINT if told[0] == signal.SIGINT else signal.SIGTERM
+            number = signal.SIGINT if stopping[0] == signal.SIGINT else signal.SIGTERM
             signal.pidfd_send_signal(self._pidfd, number)
-            signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)  # a stopped one would not take the first
+            signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)  # a stopped server handles TERM after this
         else:
-            self._end(128 + told[0], clean=False)
+            self._end(128 + stopping[0], clean=False)
 
     def _reap(self) -> None:
-        """Take every ended child of ours that leads no process: orphans of ended trees."""
+        """Reap every ended child that is not a leader: orphans of ended trees."""
         while True:
             try:
-                # Look first and take then: the status of a leader, and of the server, is taken elsewhere.
+                # WNOWAIT first: the status of a leader, and of the server, must not be consumed here.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
             if ended is None:
                 return
             if ended.si_pid in self._leaders:
-                self._talk()  # the word that it may go waits in the socket, and nobody may ring for it
+                self._handle_packets()  # its FREE may wait in the socket without a signal
                 if ended.si_pid not in self._leaders:
                     continue
             if ended.si_pid in self._leaders or ended.si_pid == self._server:
-                self._reap_due = time.monotonic() + LOOK_AGAIN_SECONDS
+                self._reap_due = time.monotonic() + REAP_AGAIN_SECONDS
                 return
             if self._is_dying():
                 return
             os.waitpid(ended.si_pid, 0)
 
     def _is_dying(self) -> bool:
-        """Whether the server is, and this child may be one of its leaders, inherited a moment ago.
+        """Whether the server is exiting, so that an ended child may be one of its leaders, inherited a moment ago.
 
-        The kernel gives the children of a process away once every one of its threads is marked as exiting; it is a
-        zombie, and its files are closed, only when the last thread is through. A main thread without the mark now
-        says that what we saw before was no child of the server. A kernel that tells no flags closes the line first.
+        The kernel reparents the children of a process once all of its threads are marked as exiting; the process is
+        a zombie, with its files closed, only after the last thread has exited. So if the main thread is not marked
+        now, the ended child was not the server's. On a kernel without these flags the socket is closed first.
         """
         hang_up = select.poll()
         if self._link is not None:
@@ -423,37 +424,37 @@ class Keeper:
         except OSError:
             return True
 
-    # --- what the server says --------------------------------------------------------------------------------
+    # --- packets of the server -------------------------------------------------------------------------------
 
-    def _talk(self) -> None:
-        """Read all that is there, then answer as far as the socket takes it."""
+    def _handle_packets(self) -> None:
+        """Handle all waiting packets, then send replies as far as the socket accepts them."""
         while self._link is not None:
             try:
                 packet, descriptors, complete = _receive(self._link)
             except BlockingIOError:
                 break
             except ConnectionResetError:
-                # It died with an answer unread. The kernel tells that first, once; what it had said is still there.
+                # The server died with a reply unread. The kernel reports that once; its packets are still readable.
                 continue
             except ConnectionError:
                 packet, descriptors, complete = b"", [], True
             if not packet:
-                # Its pidfd tells the rest. One that closed its end and runs on cannot be helped: it ends.
+                # The pidfd reports the exit. A server that closed its end and runs on is ended by itself.
                 self._hang_up()
                 return
             try:
                 verb, arguments = read_packet(packet)
             except ValueError as error:
-                _log(f"the server said what cannot be read: {error}")
+                _log(f"the server sent an invalid packet: {error}")
                 _close(descriptors)
                 continue
             if not complete:
-                # The kernel gave us what we had room for. A part of them would be taken for the whole.
+                # The kernel delivered a part of the descriptors, which could be mistaken for all of them.
                 _close(descriptors)
                 limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
                 _log(f"{arguments[0]} will not survive the server: no descriptors are left, of {limit}")
                 continue
-            self._obey(verb, arguments, descriptors)
+            self._handle(verb, arguments, descriptors)
         try:
             while self._answers and self._link is not None:
                 answer, fds = self._answers[0]
@@ -465,15 +466,15 @@ class Keeper:
         except ConnectionError:
             self._hang_up()
 
-    def _obey(self, verb: str, arguments: list[object], descriptors: list[int]) -> None:
+    def _handle(self, verb: str, arguments: list[object], descriptors: list[int]) -> None:
         match verb, arguments:
             case "KEEP", [str(key), str(path)]:
                 self._drop(key)
-                self._kept[key] = (path, descriptors)
+                self._held[key] = (path, descriptors)
             case "DROP", [str(key)]:
                 self._drop(key)
             case "TAKE", []:
-                for key, (path, fds) in self._kept.items():
+                for key, (path, fds) in self._held.items():
                     self._answer((key, path), fds)
                 self._answer((None, self._born, self._restarts, PROTOCOL))
             case "LEAD", [tuple(pids)]:
@@ -490,19 +491,19 @@ class Keeper:
                     os.close(self._ready_fd)
                     self._ready_fd = None
                 self._reap_due = time.monotonic()
-                self._tell_caller("UP", self._server)
+                self._notify_caller("UP", self._server)
             case "STOP", []:
                 self._stopping = True
             case "WAIT", [str(path)]:
-                cannot = self._bind_door(path)
+                cannot = self._bind_command_socket(path)
                 self._leaving = cannot is None
                 self._answer(cannot)
             case _:
-                _log(f"the server said {verb} {arguments}, which means nothing here")
+                _log(f"the server sent an unknown packet: {verb} {arguments}")
                 _close(descriptors)
 
     def _drop(self, key: str) -> None:
-        _, fds = self._kept.pop(key, ("", []))
+        _, fds = self._held.pop(key, ("", []))
         _close(fds)
 
     def _answer(self, message: Message, fds: list[int] | None = None) -> None:
@@ -510,15 +511,15 @@ class Keeper:
 
 
 def read_packet(packet: bytes) -> tuple[str, list[object]]:
-    """A verb and its arguments."""
+    """Return the verb and the arguments of a packet; raises `ValueError` if it is invalid."""
     try:
-        said = marshal.loads(packet)
+        content = marshal.loads(packet)
     except (EOFError, TypeError, ValueError) as error:
         raise ValueError(f"{len(packet)} bytes: {error}") from None
-    match said:
-        case (str(verb), *arguments) if isinstance(said, tuple):
+    match content:
+        case (str(verb), *arguments) if isinstance(content, tuple):
             return verb, arguments
-    raise ValueError(f"{len(packet)} bytes that are no verb with arguments")
+    raise ValueError(f"{len(packet)} bytes without a verb and arguments")
 
 
 def _close(fds: Iterable[int]) -> None:
@@ -527,7 +528,7 @@ def _close(fds: Iterable[int]) -> None:
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int], bool]:
-    """A packet, empty at the end; the descriptors beside it; and whether these are all that were sent."""
+    """Return a packet, empty at the end; its descriptors; and whether all of them were delivered."""
     space = socket.CMSG_SPACE(PACKET_DESCRIPTORS * array.array("i").itemsize)
     packet, extra, flags, _ = connection.recvmsg(PACKET_BYTES, space, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
@@ -537,7 +538,7 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int], bool]:
 
 
 def _send(connection: socket.socket, message: Message) -> bool:
-    """Whether it was taken: one who does not read, or has gone, is not waited for."""
+    """Send without waiting; returns False if the receiver does not read or is gone."""
     try:
         connection.send(marshal.dumps(message, 2))
     except OSError:
@@ -546,7 +547,7 @@ def _send(connection: socket.socket, message: Message) -> bool:
 
 
 def _status_of(pid: int) -> tuple[int, int] | None:
-    """How a child ended, which it stays to tell."""
+    """Return the exit of a child, which stays a zombie; None if it runs."""
     try:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -555,9 +556,9 @@ def _status_of(pid: int) -> tuple[int, int] | None:
 
 
 def _wake_on_signals() -> int:
-    """A descriptor from which the numbers of signals can be read, as they come."""
-    wake, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    """Return a descriptor from which the numbers of signals are read."""
+    wake, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     for number in (*STOPPING, signal.SIGCHLD, BELL):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has it
             signal.signal(number, lambda *_: None)
@@ -565,28 +566,28 @@ def _wake_on_signals() -> int:
 
 
 def _end_children(grace: float = 0.0) -> None:
-    """Kill everything below us: what a killed child leaves behind becomes our child, until there is none."""
+    """Kill all descendants: orphans of a killed child become children of the keeper, until there are none."""
     kill_at = time.monotonic() + grace
-    told: set[int] = set()
+    signalled: set[int] = set()
     while (now := time.monotonic()) < kill_at + KILL_SECONDS:
         for pid in _children():
             if now >= kill_at:
                 _signal(pid, signal.SIGKILL)
-            elif pid not in told:  # a second TERM would cut short what the first made it do
-                told.add(pid)
+            elif pid not in signalled:  # a second TERM would interrupt the handler of the first
+                signalled.add(pid)
                 _signal(pid, signal.SIGTERM)
-                _signal(pid, signal.SIGCONT)  # a stopped process takes its TERM only when it goes on
+                _signal(pid, signal.SIGCONT)  # a stopped process handles TERM only after SIGCONT
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return
         time.sleep(0.005)
-    _log(f"processes {_children()} do not die: the kernel keeps them in an operation")
+    _log(f"processes {_children()} do not die: they are blocked in the kernel")
 
 
 def _children() -> list[int]:
-    """Our children, the ended ones too."""
+    """Return the pids of all children, ended ones included."""
     parents = {int(name): _parent_of(name) for name in os.listdir("/proc") if name.isdecimal()}
     return [pid for pid, parent in parents.items() if parent == os.getpid()]
 
@@ -596,20 +597,20 @@ def _parent_of(pid: str) -> int:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])
     except OSError:
-        return 0  # gone
+        return 0  # ended
 
 
 def _signal(pid: int, number: int) -> None:
-    """Signal a child of ours. Only we reap it, so its number is not another's; 0 would be our own group."""
+    """Signal a child, which only the keeper reaps, so its pid is not reused; 0 would be the keeper's group."""
     assert pid > 1
     try:
         os.kill(pid, number)
     except PermissionError:
-        return  # it changed its user; if it does not end by itself that is told in the end
+        return  # it changed its user; `_end_children` logs it if it remains
 
 
 def _remove(path: str) -> None:
-    """A file, or a directory and what is below it."""
+    """Remove a file, or a directory with its contents."""
     is_directory = os.path.isdir(path) and not os.path.islink(path)
     try:
         if is_directory:
@@ -617,7 +618,7 @@ def _remove(path: str) -> None:
                 _remove(f"{path}/{name}")
         (os.rmdir if is_directory else os.unlink)(path)
     except OSError:
-        return  # gone, or not ours to remove
+        return  # missing, or not permitted
 
 
 def _log(text: str) -> None:
@@ -627,11 +628,11 @@ def _log(text: str) -> None:
     try:
         os.write(2, line.encode())
     except OSError:
-        return  # whoever read the log is gone
+        return  # the reader of the log is gone
 
 
 def main(arguments: list[str], kind: type[Keeper] = Keeper) -> int:
-    """Keep the server that the arguments name."""
+    """Run the keeper of the server that the arguments name."""
     ready, orphaned_jobs, *command = arguments
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         _log("the kernel has no child subreaper: processes will not survive their server")

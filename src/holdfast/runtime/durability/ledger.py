@@ -1,7 +1,7 @@
-"""The file of `records` on the spool, each written before its fact counts.
+"""The file of records on the spool; each record is written before its fact takes effect.
 
-A record is written with one system call and is there from then on: the page cache outlives the server. Touches one
-file; knows nothing of processes.
+A record is written by one system call and survives the server from then on, in the page cache. Touches one file;
+has no access to processes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from holdfast import __version__
 from holdfast.errors import ResourceExhausted, SandboxError
 from holdfast.runtime.durability.records import (
     LEDGER_VERSION,
-    AnyRecord,
-    Head,
+    Kinds,
+    LedgerHead,
+    LedgerRecord,
     decode_all,
     decode_records,
     encode_records,
@@ -32,73 +33,87 @@ from holdfast.runtime.libc import reserve
 
 log = logging.getLogger(__name__)
 
-#: A ledger below this size is not worth compacting.
+#: A smaller ledger is not compacted.
 COMPACT_BYTES: Final = 4 * 1024 * 1024
-#: Room set aside behind the end of a ledger: some ten thousand records, for when the spool is full.
+#: Space reserved after the end of a ledger: some ten thousand records, for a full spool.
 RESERVE_BYTES: Final = 1024 * 1024
-#: So much of what could not be written is held in memory until there is room.
+#: The bytes that are held in memory while the file cannot be written.
 MAX_UNWRITTEN_BYTES: Final = 1024 * 1024
 
-#: Gives the fewest records that tell the same as others.
-Compaction = Callable[[Iterable[AnyRecord]], Iterable[AnyRecord]]
+#: Returns the fewest records that describe the same state as the given ones.
+Compaction = Callable[[Iterable[LedgerRecord]], Iterable[LedgerRecord]]
+
+
+class NullLedger:
+    """A ledger that stores nothing."""
+
+    def write(self, *records: LedgerRecord) -> None:
+        """Ignore the records."""
+
+    def require_room(self) -> None:
+        """Return: no record needs room."""
 
 
 class Ledger:
-    """The file, open for appending. What no longer matters is taken out by `compaction`, now and then.
+    """The file, open for appending; `compaction` removes obsolete records from time to time.
 
-    Room for `reserve_bytes` is set aside behind its end: a spool that others fill does not keep us from noting what
-    becomes of processes that run. New ones are for `require_room` to refuse, while half of it is left.
+    `reserve_bytes` are reserved after the end of the file: on a spool that other programs fill, the fate of running
+    processes can still be recorded. `require_room` refuses new processes while half of the reserve is left.
     """
 
     def __init__(
         self,
         path: str,
         compaction: Compaction | None = None,
-        head: Head | None = None,
+        head: LedgerHead | None = None,
         reserve_bytes: int = RESERVE_BYTES,
+        kinds: Kinds = (),
     ) -> None:
+        """`kinds` are the record kinds of the server, beside those of the runtime."""
         self.path = path
         self._head = () if head is None else (head,)
         self._reserve_bytes = reserve_bytes
+        self._kinds = kinds
         self._compaction = compaction
         self._encoder = msgspec.msgpack.Encoder()
         self._new_path = f"{path}.new"
-        # Left by a server that was killed while it compacted: nothing reads it, and it holds the reserve's room.
+        # A server that was killed during a compaction left this file; it occupies the space of the reserve.
         _unlink(self._new_path)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._size = os.fstat(self._fd).st_size
         self._compact_at = max(COMPACT_BYTES, self._size)
         self._thread: threading.Thread | None = None
-        #: What the thread has made: the new file, its size, and up to where it tells the same as the old one.
+        #: The result of the thread: the new file, its size, and the end of the part of the old file that it
+        #: replaces.
         self._compacted: tuple[int, int, int] | None = None
-        #: What found no room: it goes before what comes next.
+        #: Records that could not be written; they are written before the next record.
         self._unwritten = bytearray()
         self._failed = False
         #: The file ends with a part of a record.
         self._torn = False
-        #: The size at which more room is set aside, and why there was none.
+        #: The size at which more space is reserved, and the error of the last attempt.
         self._reserve_at = 0
         self._short = ""
-        self._set_room_aside()
+        self._reserve_more()
         if head is not None:
             self.write(head)
 
     def require_room(self) -> None:
-        """Raise if what a new process needs to survive us might find no room."""
+        """Raise `ResourceExhausted` if the records of a new process might find no room."""
         if self._unwritten:
             self.write()
         if self._short:
-            self._set_room_aside()
+            self._reserve_more()
         if self._short or self._unwritten:
             raise ResourceExhausted(
-                f"{self.path} cannot be written on ({self._short or 'no room'}): what is started now would not "
-                "survive a restart of the server; make room there"
+                f"{self.path} cannot be written on ({self._short or 'no room'}): a process that is started now "
+                "would not survive a restart of the server; make room there"
             )
 
-    def write(self, *records: AnyRecord | Head) -> None:
-        """Add records, all or none of them. When it returns, a new server will know."""
+    def write(self, *records: LedgerRecord) -> None:
+        """Append records, all or none of them; on return they survive the server."""
         if self._compacted is not None:
-            self._change_over(*self._compacted)
+            self._switch_file(*self._compacted)
         if len(records) == 1:  # nearly always
             data = frame(self._encoder, records[0])
         else:
@@ -114,7 +129,7 @@ class Ledger:
                 self._cut_torn_record()
                 raise OSError(errno.ENOSPC, "no room")
         except OSError as error:
-            self._put_off(data, error.strerror or str(error))
+            self._hold_back(data, error.strerror or str(error))
             return
         self._size += written
         if self._failed:
@@ -122,13 +137,13 @@ class Ledger:
             self._unwritten.clear()
             log.warning("%s can be written again", self.path)
         if self._size > self._reserve_at:
-            self._set_room_aside()
+            self._reserve_more()
         if self._size > self._compact_at and self._thread is None and self._compaction is not None:
             self._compact_at = 2 * self._size  # not again if it fails
             self._compact_aside()
 
     def _cut_torn_record(self) -> None:
-        """Remove the first part of a record whose rest found no room: it would hide all records after it."""
+        """Remove a partly written record, which would hide all later records."""
         os.ftruncate(self._fd, self._size)
         self._torn = False
 
@@ -138,7 +153,7 @@ class Ledger:
             self._thread.start()
         except RuntimeError as error:  # no pids are left, or no memory
             self._thread = None
-            log.warning("%s cannot be compacted: %s; it grows on", self.path, error)
+            log.warning("%s cannot be compacted: %s; it continues to grow", self.path, error)
 
     def close(self) -> None:
         try:
@@ -147,19 +162,19 @@ class Ledger:
             os.close(self._fd)
 
     def settle(self) -> None:
-        """Let a compaction that is under way come to its end."""
-        thread = self._thread  # which sets it to None when it fails
+        """Wait for the end of a compaction that is under way."""
+        thread = self._thread  # the thread sets the attribute to None when it fails
         if thread is not None:
             thread.join()
         if self._compacted is not None:
-            self._change_over(*self._compacted)
+            self._switch_file(*self._compacted)
 
     def _compact(self, upto: int) -> None:
-        """On a thread: what the first `upto` bytes tell, into a new file."""
+        """Write the state of the first `upto` bytes to a new file; runs on a thread."""
         assert self._compaction is not None
         fd = -1
         try:
-            records = self._compaction(decode_records(os.pread(self._fd, upto, 0)))
+            records = self._compaction(decode_records(os.pread(self._fd, upto, 0), self._kinds))
             data = encode_records((*self._head, *records))
             fd = os.open(self._new_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
             _reserve(fd, 0, len(data) + self._reserve_bytes)
@@ -169,13 +184,13 @@ class Ledger:
             if fd >= 0:
                 os.close(fd)
                 _unlink(self._new_path)
-            log.warning("%s cannot be compacted: %s; it grows on", self.path, error)
+            log.warning("%s cannot be compacted: %s; it continues to grow", self.path, error)
             self._thread = None
             return
         self._compacted = (fd, len(data), upto)
 
-    def _change_over(self, fd: int, size: int, upto: int) -> None:
-        """The new file, with what was written since, takes the place of the old one in one step."""
+    def _switch_file(self, fd: int, size: int, upto: int) -> None:
+        """Append the records written since to the new file, and rename it over the old one."""
         self._compacted = self._thread = None
         try:
             rest = os.pread(self._fd, self._size - upto, upto)
@@ -185,64 +200,62 @@ class Ledger:
         except OSError as error:
             os.close(fd)
             _unlink(self._new_path)
-            log.warning("%s cannot be compacted: %s; it grows on", self.path, error.strerror)
+            log.warning("%s cannot be compacted: %s; it continues to grow", self.path, error.strerror)
             return
         os.close(self._fd)
         self._fd, self._size = fd, size + len(rest)
-        # Half of it will be garbage by then.
+        # By then half of the file is obsolete.
         self._compact_at = max(COMPACT_BYTES, 2 * self._size)
-        self._set_room_aside()
+        self._reserve_more()
 
-    def _set_room_aside(self) -> None:
+    def _reserve_more(self) -> None:
         try:
             _reserve(self._fd, self._size, self._reserve_bytes)
         except OSError as error:
             self._short = error.strerror or str(error)
-            # Not at each record: a file system may go a long way before it finds that it is full.
+            # Not at each record: a file system may search for long before it reports that it is full.
             self._reserve_at = self._size + self._reserve_bytes // 16
         else:
             self._short = ""
             self._reserve_at = self._size + self._reserve_bytes // 2
 
-    def _put_off(self, data: bytes, why: str) -> None:
+    def _hold_back(self, data: bytes, why: str) -> None:
         if len(data) <= MAX_UNWRITTEN_BYTES:
             self._unwritten[:] = data
         if not self._failed:
             self._failed = True
-            log.error("%s cannot be written (%s): what happens now would not survive a restart", self.path, why)
+            log.error("%s cannot be written (%s): new facts would not survive a restart", self.path, why)
 
 
-def read_ledger(path: str) -> list[AnyRecord]:
-    """Every whole record of a ledger, in order. What a dying server had written halfway is cut off.
+AnyLedger = Ledger | NullLedger
 
-    `SandboxError` if a later version wrote it, in a way that we do not understand; then nothing is changed.
+
+def read_ledger(path: str, kinds: Kinds = ()) -> tuple[LedgerHead | None, list[LedgerRecord]]:
+    """Return the head of the last server that wrote, and every whole record; cuts off a partly written record.
+
+    Raises `SandboxError`, and changes nothing, if a later version wrote the ledger in an unknown format.
     """
-    return read_headed(path)[1]
-
-
-def read_headed(path: str) -> tuple[Head | None, list[AnyRecord]]:
-    """The same, and the head of the server that wrote last."""
     with open(path, "r+b") as file:
         data = file.read()
         head, records = None, []
-        for record in decode_all(data, path):
-            if not isinstance(record, Head):
+        for record in decode_all(data, path, kinds):
+            if not isinstance(record, LedgerHead):
                 records.append(record)
                 continue
             head = record
             if head.version > LEDGER_VERSION:
                 raise SandboxError(
                     f"{path}: holdfast {head.program} wrote it in version {head.version}, and"
-                    f" holdfast {__version__} knows {LEDGER_VERSION}: serve with that version, or a later one"
+                    f" holdfast {__version__} reads {LEDGER_VERSION}: serve with that version, or a later one"
                 )
         whole = max((end for _, end in frames(data)), default=0)
         if whole < len(data):
-            file.truncate(whole)  # which gives up the room behind its end, too
+            file.truncate(whole)  # which frees the reserved space, too
     return head, records
 
 
 def _unlink(path: str) -> None:
-    """Remove a file, if it is there and can be removed: it only takes room."""
+    """Remove a file if it exists and can be removed."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 
@@ -251,14 +264,14 @@ def _reserve(fd: int, offset: int, length: int) -> None:
     try:
         reserve(fd, offset, length)
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):  # it has room when it has room, there
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):  # no reservation on this file system
             raise
 
 
 def boot_id() -> str:
-    """What tells this run of the machine from others."""
+    """Return the id of this boot of the machine."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
     except OSError:
-        return ""  # hidden from us: then a spool of another boot is one whose processes are gone
+        return ""  # not readable: then the processes of a spool show whether it is of this boot

@@ -1,34 +1,53 @@
-"""What a new server must know of an old one, as records, and how they stand in the ledger's file; pure.
+"""The record kinds of the ledger: everything that a new server needs of an earlier one; and their framing. Pure.
 
-What can be seen in the spool's files is not repeated; what readers were told, and what cannot be taken back, is.
-The records of live shells are in `shell_records`.
+The ledger does not repeat what the files of the spool show. It holds the facts that readers have seen and the steps
+that cannot be taken back. The specs of `holdfast.types` are recorded as they are, so a new field of a spec survives
+a crash without a change here. Text that need not be UTF-8, such as a directory, is recorded as bytes.
+
+`key` names one job (a process, a shell or a command of a shell) for as long as the spool exists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final, Union
 
 import msgspec
 
 from holdfast import __version__
 from holdfast.errors import SandboxError
-from holdfast.runtime.durability.shell_records import AnyShellRecord
-from holdfast.types import ProcessSpec, TerminalEventType, TerminalSize, TerminalSpec, TerminalState
+from holdfast.runtime.output.journal import JournalState
+from holdfast.types import (
+    CommandEnded,
+    CommandSpec,
+    ExitStatus,
+    ProcessSpec,
+    ShellSpec,
+    TerminalEventType,
+    TerminalSize,
+    TerminalSpec,
+    TerminalState,
+)
 
-#: What records mean. A reader takes a ledger of its own version or of an earlier one. Within a version, fields are
-#: added at the end of a record, with defaults, and readers pass over those that they do not know; a new kind of
-#: record, and every other change, is a new version.
+#: The version of the format. A server reads a ledger of its own version or of an earlier one. Within a version,
+#: fields are added at the end of a record with defaults, and readers ignore fields that they do not know; a new
+#: record kind, and every other change, needs a new version.
 LEDGER_VERSION: Final = 1
 _PREFIX_BYTES: Final = 4
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True, tag_field="record"):
-    """Base of all records. `key` names a process, for as long as the spool lives."""
+class LedgerRecord(msgspec.Struct, frozen=True, array_like=True, tag_field="record"):
+    """Base of all record kinds."""
 
 
-class Head(Record, frozen=True, tag=0):
-    """A server writes from here on: of this version of the program, at this address, under this keeper."""
+class JobRecord(LedgerRecord, frozen=True):
+    """Base of the records that belong to one job."""
+
+    key: int
+
+
+class LedgerHead(LedgerRecord, frozen=True, tag=0):
+    """A server starts to write: the format's version, the server's version, its keeper, its address (`home`)."""
 
     version: int
     program: str
@@ -38,101 +57,96 @@ class Head(Record, frozen=True, tag=0):
     home: str
 
 
-class Begun(Record, frozen=True, tag=1):
-    """A start is about to happen: whoever carries the mark is this process. `spec` is without its environment."""
+class OutputPrinted(JobRecord, frozen=True, tag=3):
+    """The stream `kind` reached `end` while the journal was sealed up to `sealed`."""
 
-    key: int
-    spec: ProcessSpec
-    mark: int
-    #: As the kernel has it: it need not be UTF-8.
-    cwd: bytes
-    #: The program of a live shell.
-    internal: bool
-
-
-class Started(Record, frozen=True, tag=2):
-    key: int
-    pid: int
-    started_at: float
-
-
-class Printed(Record, frozen=True, tag=3):
-    """A stream has come to `end`, when the journal's records up to `sealed` could no longer grow."""
-
-    key: int
     kind: int
     sealed: int
     end: int
 
 
-class Lost(Record, frozen=True, tag=4):
-    """This range of a stream can no longer be read: it is about to be given back."""
+class OutputLost(JobRecord, frozen=True, tag=4):
+    """This range of a stream is no longer readable; its pages are freed after the record."""
 
-    key: int
     kind: int
     start: int
     end: int
 
 
-class Ended(Record, frozen=True, tag=5):
-    """The leader ended like this; it is about to be reaped."""
+class JobEnded(JobRecord, frozen=True, tag=5):
+    """The job ended with this status; the leader of a process is reaped after the record.
 
-    key: int
+    `exit_code` and `signal` serve earlier versions, which read no `full_status`.
+    """
+
     exit_code: int
     signal: str | None
     at: float
+    full_status: ExitStatus | None = None
+
+    @classmethod
+    def of(cls, key: int, status: ExitStatus, at: float) -> JobEnded:
+        return cls(key, status.exit_code, status.signal, at, status)
+
+    @property
+    def status(self) -> ExitStatus:
+        return self.full_status or ExitStatus(self.exit_code, self.signal)
 
 
-class Closed(Record, frozen=True, tag=6):
+class JobClosed(JobRecord, frozen=True, tag=6):
     """Every stream ended, at this time of the monotonic clock."""
 
-    key: int
     at: float
 
 
-class Forgotten(Record, frozen=True, tag=7):
-    """Nobody can ask for it any more; or it was not started in the end."""
-
-    key: int
+class JobForgotten(JobRecord, frozen=True, tag=7):
+    """The process is no longer retained, or its start failed."""
 
 
-class InputClosed(Record, frozen=True, tag=8):
-    """Nothing is written to its stdin after what was accepted so far."""
-
-    key: int
+class InputClosed(JobRecord, frozen=True, tag=8):
+    """No input is accepted after the input accepted so far."""
 
 
-class Written(Record, frozen=True, tag=20):
-    """Input was accepted, once under this name: up to `end` it will be delivered."""
+class InputAccepted(JobRecord, frozen=True, tag=20):
+    """Input up to `end` was accepted and will be delivered, once for this `write_id`."""
 
-    key: int
     write_id: str | None
     end: int
 
 
-class Signalled(Record, frozen=True, tag=9):
-    key: int
+class JournalCheckpoint(JobRecord, frozen=True, tag=11):
+    """A whole journal, in place of the records from which it was built."""
+
+    state: JournalState
+
+
+class ProcessBegun(JobRecord, frozen=True, tag=1):
+    """A start is about to happen; the process carries `mark`. `spec` is without environment and directory."""
+
+    spec: ProcessSpec
+    mark: int
+    cwd: bytes
+    #: Whether the process is the program of a live shell.
+    internal: bool
+
+
+class ProcessStarted(JobRecord, frozen=True, tag=2):
+    pid: int
+    started_at: float
+
+
+class ProcessDetached(JobRecord, frozen=True, tag=25):
+    """The keeper and the server were killed: the streams are gone, and the exit status will not be known."""
+
+    reason: str
+
+
+class SignalSent(JobRecord, frozen=True, tag=9):
     signal_id: str
 
 
-class Resized(Record, frozen=True, tag=10):
-    key: int
-    rows: int
-    cols: int
-
-
-class Taken(Record, frozen=True, tag=15):
-    """What was read from a terminal at this time is in its log, between these offsets; its marks are noted."""
-
-    key: int
-    number: int
-    offset: int
-    end: int
-    at: float
-
-
-class TerminalOpening(Record, frozen=True, tag=16):
-    """The next process with this id runs in a terminal. `directory` has the files that its shell reads first."""
+class TerminalOpening(LedgerRecord, frozen=True, tag=16):
+    """The next process with this id runs in a terminal; its shell reads the startup files in `directory`."""
 
     spec: TerminalSpec
     argv: tuple[str, ...]
@@ -141,10 +155,23 @@ class TerminalOpening(Record, frozen=True, tag=16):
     directory: str
 
 
-class Happened(Record, frozen=True, tag=17):
-    """An event between the bytes of a terminal's output; the state is the one after it."""
+class TerminalResized(JobRecord, frozen=True, tag=10):
+    rows: int
+    cols: int
 
-    key: int
+
+class TerminalOutputStored(JobRecord, frozen=True, tag=15):
+    """The bytes of the read with this `number` are in the log between two offsets; their marks are recorded."""
+
+    number: int
+    offset: int
+    end: int
+    at: float
+
+
+class TerminalEventRecord(JobRecord, frozen=True, tag=17):
+    """An event between the bytes of a terminal's output, with the state after it."""
+
     offset: int
     at: float
     type: TerminalEventType
@@ -157,10 +184,16 @@ class Happened(Record, frozen=True, tag=17):
     cwd: str | None = None
 
 
-class TerminalMemory(Record, frozen=True, tag=18):
-    """What a terminal knows beside its events."""
+class EventsDropped(JobRecord, frozen=True, tag=21):
+    """`count` events of a terminal are no longer retained, nor any position before `horizon`."""
 
-    key: int
+    count: int
+    horizon: int
+
+
+class TerminalCheckpoint(JobRecord, frozen=True, tag=18):
+    """The state of a terminal except its events."""
+
     changes: int
     reason: str
     last_exit_code: int | None
@@ -180,110 +213,230 @@ class TerminalMemory(Record, frozen=True, tag=18):
     alternate_screen: bool
     application_cursor: bool
     bracketed_paste: bool
-    #: Written since this field exists.
     interrupted: bool = False
 
 
-class EventsDropped(Record, frozen=True, tag=21):
-    """So many events of a terminal are no longer told, and positions before `horizon` with them."""
-
-    key: int
-    count: int
-    horizon: int
-
-
-class RunTyped(Record, frozen=True, tag=19):
-    """A command is about to be typed in a terminal, by this name, which is that of the write too."""
+class RunTyped(LedgerRecord, frozen=True, tag=19):
+    """A command is about to be typed in a terminal; the write has the same id."""
 
     terminal_id: str
     run_id: str
     command: str
-    #: Where its line begins, and how many events there had been.
+    #: The end of the prompt before the command, and the number of events before it.
     prompt_end: int
     events: int
-    #: When, and until when it may run, by the monotonic clock.
+    #: Start and deadline by the monotonic clock.
     at: float
     deadline: float | None
     max_bytes: int
 
 
-class Journalled(Record, frozen=True, tag=11):
-    """A whole journal, in place of the records that made it."""
+class AnswerRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The part of a shell's last answer that the next command needs."""
 
-    key: int
-    state: tuple[int, bytes, bytes, bytes, bytes, int]
-
-
-class SessionOpened(Record, frozen=True, tag=12):
-    id: str
-    client_name: str
-
-
-class SessionStarted(Record, frozen=True, tag=13):
-    """A session started a process: it ends with it if it is bound, and is told its events if they are pushed."""
-
-    id: str
-    process_id: str
-    bound: bool
-    pushed: bool = False
+    status: int
+    flags: str
+    job: str
+    last: bytes | None
+    cwd: bytes
+    old_cwd: bytes
+    traps: dict[str, bytes]
 
 
-class SessionEnded(Record, frozen=True, tag=14):
-    id: str
+class CommandEndRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The end of a command, the state of its shell at that time, and the settings to undo after it.
+
+    The fields up to `reason` serve earlier versions, which read no `full_result`. `full_result` has an empty `cwd`:
+    the directory need not be UTF-8 and is in `cwd`.
+    """
+
+    exit_code: int
+    cwd: bytes
+    duration: float
+    timed_out: bool
+    restored: str
+    #: Why the shell is closed; None while it is open.
+    reason: str | None
+    answer: AnswerRecord
+    stopped: bool
+    #: Whether the EXIT trap of the control protocol is to be removed; None if none was set.
+    trapped: bool | None
+    back: tuple[bytes, bytes] | None
+    full_result: CommandEnded | None = None
 
 
-class SessionShell(Record, frozen=True, tag=24):
-    """A session opened a shell, which ends with it if it is bound."""
-
-    id: str
-    shell_id: str
-    bound: bool
+class ShellRecord(JobRecord, frozen=True):
+    """Base of the records that belong to one shell, or to one command of a shell."""
 
 
-class Detached(Record, frozen=True, tag=25):
-    """Its keeper and its server were killed: its streams are gone, and how it ends will not be known."""
+class ShellOpening(ShellRecord, frozen=True, tag=30):
+    """A shell is about to be started; `real` is the resolved path of its program, `directory` holds its files."""
 
-    key: int
+    spec: ShellSpec
+    path: str
+    real: str
+    directory: str
+    started_at: float
+
+
+class ProgramBegins(ShellRecord, frozen=True, tag=31):
+    """Program `number` of a shell is about to be started; its process id ends with the number.
+
+    `inode` identifies the shell's end of the control socket. A program after the first replaces one that the
+    command with the key `command` ended; `restored` names the state that the new program gets.
+    """
+
+    number: int
+    inode: int
+    cwd: bytes | None
+    restored: str
+    command: int
+    exit_code: int
+
+
+class ProgramReady(ShellRecord, frozen=True, tag=32):
+    """The program accepts commands."""
+
+    answer: AnswerRecord
+    command_line: bytes
+
+
+class CommandQueued(ShellRecord, frozen=True, tag=33):
+    """A command was accepted and waits for its turn."""
+
+    shell: int
+    spec: CommandSpec
+
+
+class CommandBegan(ShellRecord, frozen=True, tag=34):
+    """A command is about to be sent to its shell: the range of the file of control lines.
+
+    `spec` is None for a command that was queued, and is without its input, which is in a file.
+    """
+
+    shell: int
+    spec: CommandSpec | None
+    #: By the kernel's clock of process starts, and by the monotonic clock.
+    ticks: int
+    at: float
+    line_start: int
+    line_end: int
+    #: The pair of pipes on which the command prints.
+    pipes: int
+    #: Whether the shell's state is saved if the command ends the shell.
+    armed: bool
+
+
+class CommandStopping(ShellRecord, frozen=True, tag=35):
+    """A command is being ended, by a timeout or on request."""
+
+    timed_out: bool
+
+
+class InterruptRequested(ShellRecord, frozen=True, tag=36):
+    """The interrupt with this id was for this command; 0 if none ran."""
+
+    interrupt_id: str
+    command: int
+
+
+class AnswerPart(ShellRecord, frozen=True, tag=37):
+    """The first part of an answer is about to be read from the control socket."""
+
+    data: bytes
+
+
+class CommandAnswered(ShellRecord, frozen=True, tag=38):
+    """A command ended, and its last output waits for a reader."""
+
+    ended: CommandEndRecord
+
+
+class CommandOver(ShellRecord, frozen=True, tag=39):
+    """A command's exit and close are in its journal. `kept` is the number of ended commands that are retained."""
+
+    ended: CommandEndRecord
+    kept: int
+
+
+class CommandRefused(ShellRecord, frozen=True, tag=40):
+    """A command will not run."""
+
+
+class ProgramGivenUp(ShellRecord, frozen=True, tag=41):
+    """A command made the program unusable: the program is being ended, and another will replace it."""
+
+    command: int
+    exit_code: int
+
+
+class ShellClosing(ShellRecord, frozen=True, tag=42):
+    """A shell is being closed on request."""
+
+    keep: bool
+    grace: float
+
+
+class ShellEnded(ShellRecord, frozen=True, tag=43):
+    """A shell is closed. `refuses` if the running command fails as one that did not run."""
+
     reason: str
+    exit_code: int
+    signal: str | None
+    refuses: bool
+    full_status: ExitStatus | None = None
+
+    @property
+    def status(self) -> ExitStatus:
+        return self.full_status or ExitStatus(self.exit_code, self.signal)
 
 
-#: What happened to a process after it had begun.
-ProcessRecord = (
-    Started
-    | Printed
-    | Lost
-    | Ended
-    | Closed
-    | Forgotten
-    | InputClosed
-    | Written
-    | Signalled
-    | Resized
-    | Journalled
-    | Taken
-    | Happened
-    | TerminalMemory
-    | EventsDropped
-    | Detached
+class ShellGone(ShellRecord, frozen=True, tag=44):
+    """A shell and its commands are no longer retained."""
+
+
+class ShellCheckpoint(ShellRecord, frozen=True, tag=45):
+    """The facts about a shell from records that compaction leaves out."""
+
+    commands_run: int
+    #: Ids of commands that must not run again.
+    known: tuple[str, ...]
+    jobs: tuple[int, ...]
+    #: The end of the last command in the current program.
+    last: CommandEndRecord | None
+    #: The current pair of pipes, and the end of the last command's line in the file of control lines.
+    pipes: int
+    line_end: int
+
+
+#: The record kinds of the runtime. The server adds its own (`replay.ReplayExtension`).
+RUNTIME_KINDS: Final = (
+    *(LedgerHead, OutputPrinted, OutputLost, JobEnded, JobClosed, JobForgotten, InputClosed, InputAccepted),
+    *(JournalCheckpoint, ProcessBegun, ProcessStarted, ProcessDetached, SignalSent, TerminalOpening),
+    *(TerminalResized, TerminalOutputStored, TerminalEventRecord, EventsDropped, TerminalCheckpoint, RunTyped),
+    *(ShellOpening, ProgramBegins, ProgramReady, CommandQueued, CommandBegan, CommandStopping),
+    *(InterruptRequested, AnswerPart, CommandAnswered, CommandOver, CommandRefused, ProgramGivenUp),
+    *(ShellClosing, ShellEnded, ShellGone, ShellCheckpoint),
 )
-SessionRecord = SessionOpened | SessionStarted | SessionShell | SessionEnded
-AnyRecord = Begun | ProcessRecord | SessionRecord | TerminalOpening | RunTyped | AnyShellRecord
+
+Kinds = tuple[type[LedgerRecord], ...]
 
 
-def encode_records(records: Iterable[AnyRecord | Head]) -> bytes:
-    """Records as they stand in the file."""
+def encode_records(records: Iterable[LedgerRecord]) -> bytes:
+    """Frame records as they are in the file."""
     encoder = msgspec.msgpack.Encoder()
     return b"".join(frame(encoder, record) for record in records)
 
 
-def decode_records(data: bytes) -> Iterator[AnyRecord]:
-    """Every whole record but the heads; a cut end is passed over, and all else that is wrong is raised."""
-    return (record for record in decode_all(data, "the ledger") if not isinstance(record, Head))
+def decode_records(data: bytes, kinds: Kinds = ()) -> Iterator[LedgerRecord]:
+    """Decode every whole record except heads; ignores a cut end, and raises on any other damage."""
+    return (record for record in decode_all(data, "the ledger", kinds) if not isinstance(record, LedgerHead))
 
 
-def decode_all(data: bytes, name: str) -> Iterator[AnyRecord | Head]:
-    """The same with the heads; errors call it `name`."""
-    decoder: msgspec.msgpack.Decoder[AnyRecord | Head] = msgspec.msgpack.Decoder(AnyRecord | Head)
+def decode_all(data: bytes, name: str, kinds: Kinds = ()) -> Iterator[LedgerRecord]:
+    """Decode every whole record, heads included; `name` is for errors, `kinds` are those of the server."""
+    union: Any = Union[(*RUNTIME_KINDS, *kinds)]
+    decoder: msgspec.msgpack.Decoder[LedgerRecord] = msgspec.msgpack.Decoder(union)
     program = "unknown"
     view = memoryview(data)
     for start, end in frames(data):
@@ -291,22 +444,22 @@ def decode_all(data: bytes, name: str) -> Iterator[AnyRecord | Head]:
             record = decoder.decode(view[start:end])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise SandboxError(
-                f"{name} is damaged at byte {start - _PREFIX_BYTES}, or of a version that holdfast {__version__}"
+                f"{name} is damaged at byte {start - _PREFIX_BYTES}, or has a format that holdfast {__version__}"
                 f" does not know: {error}; serve with the version that wrote it, {program}, or a later one"
             ) from None
-        if isinstance(record, Head):
+        if isinstance(record, LedgerHead):
             program = record.program
         yield record
 
 
-def frame(encoder: msgspec.msgpack.Encoder, record: AnyRecord | Head) -> bytes:
-    """One record as it stands in the file."""
+def frame(encoder: msgspec.msgpack.Encoder, record: LedgerRecord) -> bytes:
+    """Encode one record with its length in front."""
     data = encoder.encode(record)
     return len(data).to_bytes(_PREFIX_BYTES, "little") + data
 
 
 def frames(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where each whole record begins and ends."""
+    """Yield the start and the end of each whole record."""
     position = 0
     while position + _PREFIX_BYTES <= len(data):
         start = position + _PREFIX_BYTES

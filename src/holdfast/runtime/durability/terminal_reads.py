@@ -1,9 +1,9 @@
-"""Where a kept server reads terminals into: a buffer whose bytes outlive the server that has not used them yet.
+"""Reads terminals; under a keeper into a buffer that survives a server that has not stored the bytes yet.
 
-A terminal cannot be spliced. Between the read that takes bytes out of it and the write that puts them into the log
-they would be in our memory alone; so they are read into pages of a file on the spool. The kernel finishes a read
-before it kills the reader, but how much it read is then told to nobody. So the buffer is filled with a byte that
-no text has, and no more is read than was counted before: what differs from the filling was read.
+A terminal cannot be spliced. Between the read from the terminal and the write to the log, bytes would be in the
+server's memory alone; so they are read into pages of a file on the spool. The kernel finishes a read before it
+kills the reader, but the number of bytes is lost with the reader. So the buffer is filled with a byte that no text
+has, and no more is read than FIONREAD counted before: bytes that differ from the filling were read.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ import struct
 import termios
 from typing import Final, NamedTuple
 
-#: Gathered before it goes into the log. A terminal gives at most 4 KiB a read.
+#: Bytes that are collected for one write to the log. A terminal returns at most 4 KiB a read.
 GATHER_BYTES: Final = 64 * 1024
-#: No byte of UTF-8 is this one.
+_READ_BYTES: Final = 16 * 1024
+_SHORT_READ_BYTES: Final = 1024
+#: Not a byte of UTF-8.
 _FILLING: Final = b"\xff"
-#: The number of this gathering, whose bytes they are, where in the log they belong, how many there are at most.
+#: The number of this read, the key of the job, the offset in the log, the largest number of bytes.
 _HEADER: Final = struct.Struct("<QQQQ")
 
 
-class Unused(NamedTuple):
-    """Bytes that were read and of which it is not known what became of them."""
+class UnstoredRead(NamedTuple):
+    """Bytes that a dead server read from a terminal and may not have stored."""
 
     number: int
     key: int
@@ -34,13 +36,13 @@ class Unused(NamedTuple):
 
 
 class ReadBuffer:
-    """One for all terminals of a server: what is read is used before anything else is."""
+    """One buffer for all terminals of a server: the bytes of a read are stored before the next read."""
 
     def __init__(self, path: str) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             size = _HEADER.size + GATHER_BYTES
-            # A page that cannot be had later, when it is written to, would be a SIGBUS.
+            # Without the allocation, a write to a page on a full file system would raise SIGBUS.
             os.posix_fallocate(fd, 0, size)
             self._map = mmap.mmap(fd, size)
         finally:
@@ -48,8 +50,8 @@ class ReadBuffer:
         self._view = memoryview(self._map)
         number, key, offset, count = _HEADER.unpack_from(self._map)
         data = self._map[_HEADER.size : _HEADER.size + count].rstrip(_FILLING)
-        #: What an earlier server left.
-        self.unused = Unused(number, key, offset, data) if data else None
+        #: The read that an earlier server left.
+        self.unstored = UnstoredRead(number, key, offset, data) if data else None
         self._number: int = number
         self._used = GATHER_BYTES
 
@@ -58,16 +60,13 @@ class ReadBuffer:
         self._map.close()
 
     def gather(self, fd: int, limit: int, key: int, offset: int) -> tuple[bytes, int]:
-        """What the terminal has to give, and the number of this gathering; empty at its end.
-
-        Raises `BlockingIOError` if it has nothing for now.
-        """
+        """Read the terminal, see `Durability.read_terminal`."""
         self._map[_HEADER.size : _HEADER.size + self._used] = _FILLING * self._used
         self._number += 1
         limit = min(limit, GATHER_BYTES)
         size = self._used = 0
         while size < limit:
-            # What comes in after it was counted is left for the next read.
+            # Bytes that arrive after the count are left for the next read.
             count = min(limit - size, max(1, _waiting(fd)))
             _HEADER.pack_into(self._map, 0, self._number, key, offset, size + count)
             start = _HEADER.size + size
@@ -79,7 +78,7 @@ class ReadBuffer:
                     raise
                 break
             except OSError as error:
-                # Linux answers EIO once nobody holds the terminal: that is its end of file.
+                # Linux returns EIO once no process holds the terminal: the end of file.
                 if error.errno != errno.EIO:
                     raise
                 break
@@ -93,5 +92,28 @@ def _waiting(fd: int) -> int:
     try:
         count: int = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))[0]
     except OSError:
-        return 0  # hung up: the read tells
+        return 0  # hung up: the read returns the error
     return count
+
+
+def read_terminal(fd: int, limit: int) -> bytes:
+    """Read a terminal into memory; empty at its end, `BlockingIOError` if it has no output for now."""
+    piece = _read(fd)
+    data = bytearray(piece)
+    # A short read has emptied the terminal; mostly it is the echo of one key.
+    while len(piece) >= _SHORT_READ_BYTES and len(data) < min(limit, GATHER_BYTES):
+        try:
+            piece = _read(fd)
+        except BlockingIOError:
+            break
+        data += piece
+    return bytes(data)
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, _READ_BYTES)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""

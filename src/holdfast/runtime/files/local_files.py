@@ -1,7 +1,7 @@
-"""The files of this machine behind `FileApi`: done in threads, so that a slow disk never stops the loop.
+"""`FileApi` for the files of this machine, in threads, so that a slow disk never blocks the loop.
 
-A few threads and no more: what hangs on a dead network disk holds up other files and nothing else. Requests that
-change something are remembered for a while, so that one that is sent twice is done once.
+The number of threads is small: an operation that hangs on a dead network disk delays other files and nothing else.
+Results of requests that change something are kept for a while, so that a repeated request is performed once.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from holdfast.errors import (
     ShuttingDown,
     file_error,
 )
-from holdfast.runtime.files.operations import FileWork
-from holdfast.runtime.files.users import UserChildren
+from holdfast.runtime.files.operations import FileOperations
+from holdfast.runtime.files.user_helpers import UserHelpers
 from holdfast.runtime.process.environment import MAX_ID, resolve_cwd, resolve_user
 from holdfast.types import (
     DIRECTORY_PAGE,
@@ -37,14 +37,14 @@ from holdfast.types import (
     FilePiece,
 )
 
-#: Threads for files. Reads and writes of a page cache take no more than two; a slow disk has the others.
+#: Reads and writes of the page cache keep no more than two threads busy; the others are for a slow disk.
 THREADS: Final = 4
-#: A piece may be larger than ours ask for, and no larger than this.
+#: The largest piece, for clients with larger pieces than ours.
 MAX_PIECE_BYTES: Final = 8 * 1024 * 1024
-#: Requests that are remembered: far more than a client has unanswered when its connection breaks.
-REMEMBERED_REQUESTS: Final = 4_096
+#: Results that are kept: far more than a client has requests without a reply when its connection breaks.
+KEPT_REQUESTS: Final = 4_096
 
-#: What the system's own words do not say.
+#: Texts in place of the system's.
 _ADVICE: Final = {
     errno.ENOTEMPTY: "the directory is not empty; remove it with everything in it (recursive)",
     errno.EISDIR: "is a directory",
@@ -58,11 +58,11 @@ class LocalFiles:
 
     def __init__(self, config: ExecServerConfig) -> None:
         self._config = config
-        self._work = FileWork(config.max_uploads)
-        self._children = UserChildren(config.max_uploads)
+        self._operations = FileOperations(config.max_uploads)
+        self._helpers = UserHelpers(config.max_uploads)
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
         self._requests: dict[str, asyncio.Task[Any]] = {}
-        #: When each upload that is under way had its last piece, the oldest first.
+        #: The time of the last piece of each upload that is under way, the oldest first.
         self._uploads: dict[tuple[str, str, str | None], float] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._sweeping: set[asyncio.Task[None]] = set()
@@ -227,13 +227,13 @@ class LocalFiles:
         found: str = await self._do("real_path", path, user)
         return found
 
-    # --- how -------------------------------------------------------------------------------------------------
+    # --- threads and repeated requests -----------------------------------------------------------------------
 
     async def _do(self, operation: str, path: str, user: str | None, named: str = "path", **more: Any) -> Any:
-        """Do it in a thread, as `user`; an `OSError` comes out as an error of ours that names the path."""
+        """Perform an operation in a thread, as `user`; an `OSError` becomes an error that names the path."""
         _check_path(path)
         if self._closed:
-            raise ShuttingDown("the server is shutting down: it works on no files any more")
+            raise ShuttingDown("the server is shutting down: it performs no file operations")
         arguments = {named: path, **more}
         try:
             return await asyncio.get_running_loop().run_in_executor(
@@ -247,12 +247,12 @@ class LocalFiles:
     def _perform(self, operation: str, arguments: dict[str, Any], user: str | None) -> Any:
         account = None if user is None else resolve_user(user)
         if account is None or (account.uid, account.gid) == (os.geteuid(), os.getegid()):
-            return self._work.perform(operation, arguments)
-        # The child has a working directory of its own; what a link says is not a path of ours.
+            return self._operations.perform(operation, arguments)
+        # The helper has a working directory of its own; the target of a link stays as it is.
         for name in ("path", "source") if operation == "make_link" else ("path", "source", "target"):
             if name in arguments and not os.path.isabs(arguments[name]):
                 arguments[name] = os.path.join(resolve_cwd(None), arguments[name])
-        return self._children.perform(account, operation, arguments)
+        return self._helpers.perform(account, operation, arguments)
 
     def _pool(self) -> concurrent.futures.ThreadPoolExecutor:
         if self._threads is None:
@@ -260,19 +260,19 @@ class LocalFiles:
         return self._threads
 
     async def _once(self, request_id: str | None, work: Callable[[], Any]) -> Any:
-        """The first time that this id is heard, do it; after that, tell again how it went."""
+        """Perform a request once; the same id again returns the first result."""
         if request_id is None:
             return await work()
         known = self._requests.get(request_id)
         if known is None:
             known = self._requests[request_id] = asyncio.ensure_future(work())
             known.add_done_callback(_take_error)
-            while len(self._requests) > REMEMBERED_REQUESTS:
+            while len(self._requests) > KEPT_REQUESTS:
                 del self._requests[next(iter(self._requests))]
-        # Who asked may be gone; what was asked is done all the same, and told when it is asked again.
+        # The request is performed even if its caller is cancelled; a repeated request gets the result.
         return await asyncio.shield(known)
 
-    # --- uploads that nobody goes on with ----------------------------------------------------------------------
+    # --- abandoned uploads -----------------------------------------------------------------------------------
 
     def _touch(self, upload: tuple[str, str, str | None]) -> None:
         self._uploads.pop(upload, None)
@@ -290,19 +290,19 @@ class LocalFiles:
         task.add_done_callback(self._sweeping.discard)
 
     async def _remove_abandoned(self) -> None:
-        patience = self._config.abandoned_upload_seconds
+        limit = self._config.abandoned_upload_seconds
         for (path, upload_id, user), last in list(self._uploads.items()):
-            left = last + patience - time.monotonic()
+            left = last + limit - time.monotonic()
             if left > 0:
                 self._wait_for_sweep(left)
                 return
             try:
                 await self.abandon(path, upload_id=upload_id, user=user)
             except HoldfastError:
-                continue  # its directory is gone or closed to us, and nothing can be done about that
+                continue  # its directory was removed, or permission is missing
 
     async def aclose(self) -> None:
-        """Remove what is unfinished, and let go."""
+        """Remove unfinished uploads, end the helpers and the threads."""
         if self._closed:
             return
         for path, upload_id, user in list(self._uploads):
@@ -314,12 +314,12 @@ class LocalFiles:
         if self._sweep is not None:
             self._sweep.cancel()
         if self._threads is not None:
-            await asyncio.get_running_loop().run_in_executor(self._threads, self._children.close)
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._helpers.close)
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def translated(error: OSError, path: str) -> HoldfastError:
-    """The same as an error of ours. Its text names what was asked for, and which file is meant if that differs."""
+    """The `HoldfastError` for an `OSError`. Its text names the requested path, and the file if that differs."""
     number = error.errno or 0
     if number == errno.EUSERS:
         return LimitReached(f"{path}: too many files are under way already: that is max_uploads")
@@ -361,12 +361,12 @@ def _checked(path: str, attributes: FileAttributes | None) -> FileAttributes:
 
 
 def _check_id(upload_id: str) -> None:
-    """It becomes a part of a file name."""
+    """Check an upload id, which becomes a part of a file name."""
     if not (upload_id.isascii() and upload_id.isalnum() and len(upload_id) <= 64):
         raise InvalidParams(f"uploadId {upload_id!r}: must be 1 to 64 letters and digits")
 
 
 def _take_error(task: asyncio.Task[Any]) -> None:
-    """Whoever asked may be gone: an error that nobody takes is not worth a warning."""
+    """Take the exception of a request: its caller may be gone."""
     if not task.cancelled():
         task.exception()

@@ -1,9 +1,10 @@
-"""What is done to files, in plain system calls: in a thread of the server, or in a child that runs as another user.
+"""File operations in plain system calls: in a thread of the server, or in a helper that runs as another user.
 
-As a child it is started as `python -I -S file_work.py`, becomes the user of its first message, and then performs
-the requests from stdin until end of file. Standard library only, nothing of ours, and every import at the top:
-that user may be unable to read the library, so `serve` refuses imports before it changes the user. Values are what
-`marshal` carries; errors of a path are `OSError`, and any other exception ends the child with its text on stderr.
+The helper is started as `python -I -S operations.py`, becomes the user of its first message, and then performs the
+requests from stdin until end of file. Standard library only, no other module of this package, and every import at
+the top: that user may be unable to read the library, so `serve` refuses imports before it changes the user.
+Messages are encoded by `marshal`; errors of a path are `OSError`, and any other exception ends the helper with its
+text on stderr.
 """
 
 from __future__ import annotations
@@ -35,28 +36,28 @@ KINDS = {
     stat.S_IFCHR: "character",
     stat.S_IFBLK: "block",
 }
-#: What a directory says in which we may change files and not make one: a bind mount, a read-only root.
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+#: Errors of a directory in which files can be changed and not made: a bind mount, a read-only root.
 _NO_TEMPORARY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _COPY_BYTES = 1024 * 1024
-#: Uploads that are remembered as over: a piece that comes late must not begin one again.
-_REMEMBERED = 4_096
+#: Ids of ended uploads that are kept: a late piece must not begin an upload again.
+_KEPT_IDS = 4_096
 LENGTH_BYTES = 8
 
 
 class Upload:
-    """A file that is under way: written under a name of its own, or in place where no other file can be made."""
+    """An unfinished file: written under a temporary name, or in place where no other file can be made."""
 
     def __init__(
         self, fd: int, directory: int, name: str, temporary: str | None, replaced: os.stat_result | None
     ) -> None:
         self.fd = fd
-        #: Held open, and all names are looked up in it: its path may be led elsewhere by a link meanwhile.
+        #: Held open, and all names are resolved in it: a link may redirect its path meanwhile.
         self.directory = directory
         self.name = name
         self.temporary = temporary
         self.replaced = replaced
-        #: A descriptor must not be closed while another thread writes to it: its number may be another file's then.
+        #: A descriptor must not be closed while another thread writes to it: the number may be reused.
         self.lock = threading.Lock()
         self.over = False
 
@@ -67,8 +68,8 @@ class Upload:
             os.close(self.directory)
 
 
-class FileWork:
-    """The operations by name, and the uploads that are open. Used from several threads."""
+class FileOperations:
+    """The operations by name, and the open uploads. Used from several threads."""
 
     def __init__(self, max_uploads: int) -> None:
         self.max_uploads = max_uploads
@@ -79,7 +80,7 @@ class FileWork:
         try:
             return getattr(self, f"do_{operation}")(**arguments)
         except RecursionError:
-            # With the number for a path that the kernel finds too long: a tree this deep has such paths.
+            # With the number for a path that is too long for the kernel: a tree this deep has such paths.
             raise OSError(errno.ENAMETOOLONG, "nested too deeply") from None
 
     # --- reading ---------------------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ class FileWork:
         try:
             found = os.fstat(fd)
             data = os.pread(fd, size, offset)
-            # A file of /proc says that it is empty; only a read that gives nothing is its end.
+            # A file of /proc has the size 0; only an empty read is its end.
             eof = not data or (offset + len(data) >= found.st_size and found.st_size > 0)
             return found.st_size, eof, f"{found.st_dev:x}-{found.st_ino:x}", data
         finally:
@@ -101,7 +102,7 @@ class FileWork:
     def do_list(self, path: str, after: str, limit: int) -> tuple[list[tuple[str, Info]], bool]:
         first = os.fsencode(after)
         with os.scandir(os.fsencode(path)) as entries:
-            # Only as many names as a page has are held, however many there are.
+            # Only the names of one page are held in memory.
             names = heapq.nsmallest(limit + 1, (entry.name for entry in entries if entry.name > first))
         page: list[tuple[str, Info]] = []
         for name in names[:limit]:
@@ -140,22 +141,22 @@ class FileWork:
             raise
 
     def _open(self, path: str, upload_id: str, make_parents: bool, *, begins: bool) -> Upload:
-        """The upload of this id: a new one if this `begins` it, else what another server has left of it.
+        """The upload of this id: a new one if this `begins` it, else the file that an earlier server has left.
 
-        Only the first piece makes the file. If a later one did, what came before would be a hole, and look whole.
+        Only the first piece makes the file. If a later one did, the earlier part would be an unnoticed hole.
         """
         if upload_id in self._over:
             raise OSError(errno.ECANCELED, "the upload is over", path)
         if len(self.uploads) >= self.max_uploads:
             raise OSError(errno.EUSERS, "max_uploads")
-        # A link is written through, as by every other program: what it names is replaced, and the link stays.
+        # A link is followed, as by every other program: its target is replaced, and the link stays.
         target = os.path.realpath(path) if os.path.islink(path) else path
         above, name = os.path.split(target)
         if not name or name in (".", ".."):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if make_parents and above:
             os.makedirs(above, exist_ok=True)
-        with ShownAs(above, path):
+        with RenamedErrors(above, path):
             directory = os.open(above or ".", _DIRECTORY)
         try:
             upload = self._open_in(directory, name, path, upload_id, begins=begins)
@@ -163,23 +164,23 @@ class FileWork:
             os.close(directory)
             raise
         first = self.uploads.setdefault(upload_id, upload)
-        if first is not upload:  # another piece of it was faster; both have the same file open
+        if first is not upload:  # another thread was faster; both have the same file open
             upload.close()
         return first
 
     def _open_in(self, directory: int, name: str, path: str, upload_id: str, *, begins: bool) -> Upload:
-        """The same in a directory that is open: from here on no path is looked up again."""
+        """Open an upload in an open directory: from here on no path is resolved again."""
         replaced = writable_file(name, directory, path)
-        # Known from the id, so that a server that was started again finds what the one before has written.
+        # Made from the id, so that a restarted server finds the file of the one before.
         temporary = temporary_name(name, upload_id)
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if begins else 0)
         try:
-            with ShownAs(temporary, path):
+            with RenamedErrors(temporary, path):
                 fd = os.open(temporary, flags, 0o666 if replaced is None else 0o600, dir_fd=directory)
         except FileNotFoundError:
             if begins:
                 raise
-            raise OSError(errno.ESTALE, "what came of it before is gone: write it again", path) from None
+            raise OSError(errno.ESTALE, "the pieces before are gone: write it again", path) from None
         except OSError as error:
             if replaced is None or error.errno not in _NO_TEMPORARY:
                 raise
@@ -188,7 +189,7 @@ class FileWork:
             check_own(fd, replaced)
             keep_owner(fd, replaced)
         except OSError as error:
-            # Not ours to give away: writing in place keeps the file its owner's.
+            # No permission to change the owner: writing in place keeps it.
             os.close(fd)
             unlink_if_there(temporary, directory)
             if error.errno != errno.EPERM or replaced is None:
@@ -214,7 +215,7 @@ class FileWork:
             raise OSError(errno.ECANCELED, "the upload is over", path)
         written = os.fstat(upload.fd).st_size
         if upload.temporary is not None and written != size:
-            raise OSError(errno.EIO, f"{written} bytes came of {size}: write it again", path)
+            raise OSError(errno.EIO, f"{written} of {size} bytes were received: write it again", path)
         if upload.temporary is None:
             os.ftruncate(upload.fd, size)
         if mode is None and upload.replaced is not None:
@@ -225,12 +226,12 @@ class FileWork:
         if upload.temporary is not None:
             ends = {"src_dir_fd": upload.directory, "dst_dir_fd": upload.directory}
             try:
-                with ShownAs(upload.temporary, path):
+                with RenamedErrors(upload.temporary, path):
                     os.rename(upload.temporary, upload.name, **ends)
             except OSError as error:
                 if error.errno != errno.EBUSY or upload.replaced is None:
                     raise
-                # A mount point, /etc/hosts of a container say: it can be written and not be replaced.
+                # A mount point, such as /etc/hosts of a container: it can be written and not be replaced.
                 written_to = open_in_place(upload.name, upload.directory, upload.replaced, path)
         try:
             if written_to != upload.fd:
@@ -260,7 +261,7 @@ class FileWork:
 
     def _end(self, upload_id: str) -> Upload | None:
         self._over[upload_id] = None
-        while len(self._over) > _REMEMBERED:
+        while len(self._over) > _KEPT_IDS:
             self._over.pop(next(iter(self._over)), None)
         return self.uploads.pop(upload_id, None)
 
@@ -279,9 +280,9 @@ class FileWork:
                 raise
             if not exist_ok:
                 raise
-            return  # it stays as it is: it may be anybody's, and `path` a link to it
+            return  # it stays as it is: it may belong to another user, and `path` may be a link to it
         if mode is not None or owner is not None:
-            # Not by its path: somebody may have put a link in its place since.
+            # Not by its path: another process may have replaced it by a link since.
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 if owner is not None:
@@ -303,7 +304,7 @@ class FileWork:
         if not stat.S_ISDIR(found.st_mode):
             os.unlink(path)
         elif recursive:
-            # On descriptors: a directory that is exchanged for a link meanwhile is not followed.
+            # On descriptors: a directory that is replaced by a link meanwhile is not followed.
             shutil.rmtree(path)
         else:
             os.rmdir(path)
@@ -337,10 +338,10 @@ class FileWork:
         if os.path.isdir(path) and not os.path.islink(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         temporary = os.path.join(directory, temporary_name(name, os.urandom(8).hex()))
-        with ShownAs(temporary, path):
+        with RenamedErrors(temporary, path):
             os.symlink(target, temporary)
         try:
-            with ShownAs(temporary, path):
+            with RenamedErrors(temporary, path):
                 os.rename(temporary, path)
         except OSError:
             os.unlink(temporary)
@@ -361,12 +362,12 @@ def info(path: str, found: os.stat_result) -> Info:
 
 
 def temporary_name(name: str, upload_id: str) -> str:
-    """Beside the file, hidden, and short enough where the name is as long as a name may be."""
+    """A hidden name beside the file, short enough even for a name of the maximal length."""
     return os.fsdecode(b".%s.holdfast-%s" % (os.fsencode(name)[:180], os.fsencode(upload_id)))
 
 
-class ShownAs:
-    """A block in which `temporary` stands for `path`: an error of the one names the other."""
+class RenamedErrors:
+    """A context in which an error that names `temporary` is changed to name `path`."""
 
     def __init__(self, temporary: str, path: str) -> None:
         self._temporary = temporary
@@ -380,9 +381,9 @@ class ShownAs:
 
 
 def open_regular(path: str, directory: int | None = None) -> int:
-    """A regular file for reading; in a tree, `directory` is open and a link is refused.
+    """Open a regular file for reading; in a tree, `directory` is open and a link is refused.
 
-    Anything else is refused: a FIFO or a device could keep us for ever.
+    Other types are refused: a FIFO or a device could block for ever.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     fd = os.open(path, flags if directory is None else flags | os.O_NOFOLLOW, dir_fd=directory)
@@ -396,7 +397,7 @@ def open_regular(path: str, directory: int | None = None) -> int:
 
 
 def writable_file(name: str, directory: int, path: str) -> os.stat_result | None:
-    """The file that is to be replaced, if there is one, and if it may be written as well as replaced."""
+    """The status of the file that will be replaced, or None; an error if it may not be written."""
     try:
         found = os.lstat(name, dir_fd=directory)
     except FileNotFoundError:
@@ -411,8 +412,8 @@ def writable_file(name: str, directory: int, path: str) -> os.stat_result | None
 
 
 def open_in_place(name: str, directory: int, replaced: os.stat_result, path: str) -> int:
-    """The file that was looked at, for writing: not one that was put in its place since, or a link."""
-    with ShownAs(name, path):
+    """Open the file with the status `replaced` for writing; an error for a link, or if it was replaced since."""
+    with RenamedErrors(name, path):
         fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     found = os.fstat(fd)
     if (found.st_dev, found.st_ino) != (replaced.st_dev, replaced.st_ino):
@@ -422,11 +423,11 @@ def open_in_place(name: str, directory: int, replaced: os.stat_result, path: str
 
 
 def check_own(fd: int, replaced: os.stat_result | None) -> None:
-    """Somebody who saw the name of an upload may have put another file there, or a second name of one."""
+    """Check that a temporary file is regular, of this user, and has one name: another user may have made it."""
     found = os.fstat(fd)
     owners = (os.geteuid(), *(() if replaced is None else (replaced.st_uid,)))
     if found.st_uid not in owners or found.st_nlink != 1 or not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EBADF, "somebody else has put something in the place of the upload")
+        raise OSError(errno.EBADF, "another user has replaced the file of the upload")
 
 
 def keep_owner(fd: int, replaced: os.stat_result | None) -> None:
@@ -445,10 +446,10 @@ def unlink_if_there(name: str, directory: int | None = None) -> None:
 
 
 class OpenDirectory:
-    """A directory for the length of a block, for work on the names in it; `shown` is its name in errors."""
+    """A context with an open directory; `shown` is its name in errors."""
 
     def __init__(self, name: str, shown: str, directory: int | None = None, *, nofollow: bool = False) -> None:
-        with ShownAs(name, shown):
+        with RenamedErrors(name, shown):
             self._fd = os.open(name, _DIRECTORY | (os.O_NOFOLLOW if nofollow else 0), dir_fd=directory)
 
     def __enter__(self) -> int:
@@ -459,13 +460,13 @@ class OpenDirectory:
 
 
 def check_apart(source: str, target: str) -> None:
-    """Refuse to copy a directory into itself, which would have no end."""
+    """Refuse to copy a directory into itself, which would not terminate."""
     if f"{os.path.realpath(target)}/".startswith(f"{os.path.realpath(source)}/"):
         raise OSError(errno.EINVAL, "a directory cannot be copied into itself", target)
 
 
 def copy_into(upload: Upload, writer: int) -> None:
-    """The content of an upload into a file that is there, in place of its own."""
+    """Copy the content of an upload into an existing file, and remove the upload's own file."""
     assert upload.temporary is not None
     reader = os.open(upload.temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=upload.directory)
     try:
@@ -478,7 +479,7 @@ def copy_into(upload: Upload, writer: int) -> None:
 
 
 def copy_tree(source: int, target: int, source_path: str, target_path: str) -> None:
-    """What is in one open directory into another: names are looked up in it, and no link is followed."""
+    """Copy the content of one open directory into another: names are resolved in it, and no link is followed."""
     for name in os.listdir(source):
         inner_path, outer_path = os.path.join(source_path, name), os.path.join(target_path, name)
         found = os.lstat(name, dir_fd=source)
@@ -499,7 +500,7 @@ def copy_tree(source: int, target: int, source_path: str, target_path: str) -> N
 
 
 def make_if_missing(name: str, directory: int) -> None:
-    """Make a directory. One that is there is merged into, and anything else is refused when it is opened."""
+    """Make a directory. An existing one is merged into; other types are refused when it is opened."""
     try:
         os.mkdir(name, dir_fd=directory)
     except FileExistsError:
@@ -507,13 +508,13 @@ def make_if_missing(name: str, directory: int) -> None:
 
 
 def copy_file(source: str, source_directory: int | None, target: str, directory: int, name: str) -> None:
-    """A regular file with its mode and time, at once or not at all."""
+    """Copy a regular file with its mode and time, atomically."""
     reader = open_regular(source, source_directory)
     try:
         found = os.fstat(reader)
         temporary = temporary_name(name, os.urandom(8).hex())
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with ShownAs(temporary, target):
+        with RenamedErrors(temporary, target):
             writer = os.open(temporary, flags, 0o600, dir_fd=directory)
         try:
             for piece in pieces_of(reader):
@@ -531,9 +532,9 @@ def copy_file(source: str, source_directory: int | None, target: str, directory:
 
 
 def put_in_place(temporary: str, name: str, directory: int, path: str) -> None:
-    """Give a new file its name; if that cannot be, nothing of it is left."""
+    """Give a new file its name; on an error the file is removed."""
     try:
-        with ShownAs(temporary, path):
+        with RenamedErrors(temporary, path):
             os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError:
         os.unlink(temporary, dir_fd=directory)
@@ -551,10 +552,10 @@ def pieces_of(fd: int) -> Iterator[bytes]:
         yield piece
 
 
-# --- as a child of the server --------------------------------------------------------------------------------
+# --- the helper process --------------------------------------------------------------------------------------
 
 
-class NoImports:
+class ImportBlocker:
     """A finder that refuses every module that is not loaded yet."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
@@ -566,11 +567,11 @@ def refuse_imports() -> None:
 
     Without this an import would fail only where the new user cannot read Python's library.
     """
-    sys.meta_path[:] = [NoImports()]
+    sys.meta_path[:] = [ImportBlocker()]
 
 
 def become(uid: int, gid: int, groups: list[int]) -> None:
-    """Another user, for good; anything but complete success ends the child with the step that failed."""
+    """Become another user irrevocably; a failure ends the helper with the step that failed."""
     step = ""
     try:
         step = "setgroups"
@@ -582,7 +583,7 @@ def become(uid: int, gid: int, groups: list[int]) -> None:
     except OSError as error:
         raise SystemExit(f"cannot change to uid {uid}, gid {gid}: {step}: {error.strerror}") from None
     if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid):
-        raise SystemExit(f"cannot change to uid {uid}, gid {gid}: the ids are others afterwards")
+        raise SystemExit(f"cannot change to uid {uid}, gid {gid}: the ids differ afterwards")
 
 
 def read_message(source: IO[bytes]) -> Any:
@@ -605,12 +606,12 @@ def write_message(sink: IO[bytes], message: Any) -> None:
 
 def serve(source: IO[bytes], sink: IO[bytes]) -> None:
     uid, gid, groups, max_uploads = read_message(source)
-    # The mark of a process that the server spawned at the same moment: a kill of that process would take this one.
+    # Remove the mark of a process that the server spawned at the same time: a kill of its tree would kill this one.
     hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
     resource.setrlimit(resource.RLIMIT_RTTIME, (hard, hard))
     refuse_imports()
     become(uid, gid, groups)
-    work = FileWork(max_uploads)
+    work = FileOperations(max_uploads)
     while True:
         try:
             operation, arguments = read_message(source)
@@ -622,7 +623,7 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
         except OSError as error:
             failure = (error.errno, error.strerror or str(error), error.filename)
         write_message(sink, (failure, result))
-    # What is unfinished stays: our server may have died, and the next one goes on with it.
+    # Unfinished uploads stay: the server may have died, and the next one resumes them.
 
 
 if __name__ == "__main__":

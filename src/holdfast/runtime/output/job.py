@@ -1,23 +1,23 @@
-"""Something that prints and ends: its open streams, its logs, its journal, its readers. Lives on the event loop.
+"""A job: something that prints and ends, with its streams, logs, journal and readers. Runs on the event loop.
 
-What happens to it, in the order in which its journal tells it:
+A process is a job, and so is a command in a live shell. The journal of a job has the events in this order:
 
-    output ... output, exit (it ended; all it printed before is in the log),
+    output ... output, exit (the job ended; its output so far is in the log),
     output ... (of children that hold the streams), close (every stream ended)
 
-A process is one, and so is a command in a live shell. Reads descriptors and knows nothing of pids.
+Reads descriptors; has no access to pids.
 
-What it does when its output exceeds the retained size is its `overflow` (docs/decisions/0026):
+`overflow` is what a job does when its output exceeds the retained size (docs/decisions/0026):
 
     follow  a stream is not read while a following reader is a full log behind: nothing is dropped, and the writer
             blocks as on a pipe. A reader that takes nothing of a held stream for `reader_stall_seconds` stops
             following until it takes something again; without a following reader the middle of the log is dropped.
-    block   the same for every reader without a time limit; after the last reader, for `detached_session_seconds`.
-    drop    readers never delay it.
+    block   as `follow` for every reader, without a time limit; after the last reader, `detached_session_seconds`.
+    drop    readers never delay the job.
 
-On a full disk a process with readers first gives back the output that all of them have taken. If they have taken
-little of it, the process waits for them. If there is nothing left to take, so that no reader can free room, it
-waits for `full_disk_seconds`, and then what it prints is lost until there is room.
+On a full disk a job with readers first frees the output that all of them have taken. If they have taken little of
+it, the job waits for them. If no output is left to take, so that no reader can free room, the job waits for
+`full_disk_seconds`, and then its output is lost until there is room.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from holdfast.runtime.output.journal import CLOSE, EXIT, Journal
-from holdfast.runtime.output.output_log import MOVE_BYTES, NO_DESCRIPTORS, NO_ROOM, PAGE, OutputLog, Spool
+from holdfast.runtime.output.output_log import MOVE_BYTES, NO_DESCRIPTORS, NO_ROOM, PAGE, OutputLog
 from holdfast.runtime.output.poller import Poller
 from holdfast.runtime.output.reader import Reader
 from holdfast.runtime.process.checks import check_reader
@@ -41,68 +41,69 @@ from holdfast.types import ExitStatus, OutputChunk, OutputGap, Overflow, ReadRes
 
 if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
-    from holdfast.runtime.durability.process_log import RecordNotes
+    from holdfast.runtime.durability.recorder import JobRecorder
 
-#: What a pipe holds by default, and what it is grown to once it was found full: fewer, larger moves.
+#: The default size of a pipe, and the size that a pipe gets once it was full: fewer, larger moves.
 _PIPE_BYTES: Final = 64 * 1024
 _GROWN_PIPE_BYTES: Final = 1024 * 1024
-#: How soon to look whether there is a descriptor, or room, for what waits in a pipe: the kernel tells nobody.
-_LOOK_AGAIN_SECONDS: Final = 0.2
+#: The interval of retries without a descriptor, or without room, for the bytes in a pipe: the kernel has no event.
+_RETRY_SECONDS: Final = 0.2
 
-#: Readers that poll one process at the same time and are followed; a further one replaces that which polled first.
+#: Polling readers that one job follows; a further one replaces the reader that polled first.
 _MAX_POLLED: Final = 16
 
 
-class Follower(Protocol):
-    """Who is told of news, and keeps what it has not taken from being dropped: a `Reader`, most of the time."""
+class FollowingReader(Protocol):
+    """A reader that is notified of events and protects the output that it has not taken; usually a `Reader`."""
 
     @property
     def consumed(self) -> Sequence[int]:
-        """How far it has taken each stream for good."""
+        """The offset up to which the reader has taken each stream."""
         ...
 
     def on_ready(self) -> None:
-        """There may be something new."""
+        """Called when new events may exist."""
         ...
 
 
-class Past(NamedTuple):
-    """What had happened to it when the server was another."""
+class JobHistory(NamedTuple):
+    """The history of a job under an earlier server."""
 
     started_at: float
     status: ExitStatus | None
     exited_at: float | None
-    #: By the monotonic clock, which all servers of a machine share.
+    #: By the monotonic clock, which all servers of a boot share.
     closed_at: float | None
 
 
-class Output:
-    """One stream that is still open, and whose it is now."""
+class JobStream:
+    """One open stream, and the job that owns it now."""
 
     __slots__ = ("fd", "held_since", "kind", "log", "no_room_since", "owed", "owner", "paused")
 
-    def __init__(self, kind: int, fd: int, owner: Recorded) -> None:
+    def __init__(self, kind: int, fd: int, owner: Job) -> None:
         self.kind = kind
         self.fd = fd
         self.owner = owner
         self.log = owner.logs[kind]
         self.paused = False
-        #: By the loop's clock: when it was paused, with nothing moved since.
+        #: By the loop's clock: the time of the pause, if no byte has moved since.
         self.held_since: float | None = None
-        #: By the loop's clock: when there was no room for its output, with nothing kept since.
+        #: By the loop's clock: the time when the disk was full, if no byte was stored since.
         self.no_room_since: float | None = None
-        #: Bytes that were in the pipe when their owner ended: the exit is told after them.
+        #: Bytes that were in the pipe when the owner ended: the exit event follows them.
         self.owed = 0
 
     def ready(self) -> None:
         self.owner.output_ready(self)
 
 
-class Recorded:
-    """The part of a process, or of a shell's command, that others can read."""
+class Job:
+    """Output, events and readers of a process or of a shell's command."""
 
     __slots__ = (
         "_abandoned",
+        "_detached_seconds",
         "_ending",
         "_exit",
         "_following",
@@ -112,7 +113,6 @@ class Recorded:
         "_on_growth",
         "_outputs",
         "_overflow",
-        "_patience",
         "_polled",
         "_poller",
         "_readers",
@@ -134,60 +134,51 @@ class Recorded:
     def __init__(
         self,
         process_id: str,
-        kinds: Iterable[int],
+        recorder: JobRecorder,
         *,
         overflow: Overflow,
-        spool: Spool,
         poller: Poller,
         config: ExecServerConfig,
         on_growth: Callable[[], None],
-        notes: RecordNotes | None = None,
     ) -> None:
-        """`notes` has the journal and the logs, if they are to survive the server."""
+        """`recorder` has the journal and the logs."""
         self.process_id = process_id
         self.started_at = time.time()
         self.exited_at: float | None = None
         #: By the monotonic clock: retention counts from here.
         self.closed_at: float | None = None
         self.status: ExitStatus | None = None
-        #: Why its output, or how it ended, is not all known.
+        #: Why the output or the exit status is incomplete.
         self.failure: str | None = None
-        self.journal: Journal
-        self.logs: dict[int, OutputLog]
-        if notes is None:
-            self.journal = Journal(config.retained_chunks_per_process)
-            kinds = tuple(kinds)
-            retained = config.retained_output_bytes_per_process // len(kinds)
-            self.logs = {kind: OutputLog(spool, retained) for kind in kinds}
-        else:
-            self.journal, self.logs = notes.journal, notes.logs
-        self._outputs: list[Output] = []
-        self._readers: set[Follower] = set()
-        #: Readers that poll, by the names that they chose; the latest last.
+        self.journal: Journal = recorder.journal
+        self.logs: dict[int, OutputLog] = recorder.logs
+        self._outputs: list[JobStream] = []
+        self._readers: set[FollowingReader] = set()
+        #: Polling readers by name; the latest last.
         self._polled: dict[str, Reader] = {}
-        #: Readers that hold the process back, and when each last took something, by the loop's clock.
-        self._following: dict[Follower, float] = {}
-        #: How far readers had come when the last one left: a blocking process keeps what comes after for the next.
+        #: Readers that can delay the job, with the time of each one's last progress by the loop's clock.
+        self._following: dict[FollowingReader, float] = {}
+        #: The offsets at which the last reader left: a blocking job retains the output after them for the next.
         self._taken = [0, 0, 0]
-        #: Whether readers of an earlier server are expected: until one attaches, everything is kept for them.
+        #: Whether readers of an earlier server are expected: until one attaches, all output is retained for them.
         self._returning = False
         self._waiters: set[asyncio.Event] = set()
         self._exit = asyncio.Event()
-        #: Gives the status of one that has ended and is not told yet.
+        #: Returns the exit status of a job that has ended, before the exit event.
         self._ending: Callable[[], ExitStatus] | None = None
         self._on_growth = on_growth
         self._grown = False
         self._overflow: Overflow = overflow
-        self._patience = config.detached_session_seconds
+        self._detached_seconds = config.detached_session_seconds
         self._abandoned: asyncio.TimerHandle | None = None
         self._stall_seconds = config.reader_stall_seconds
         self._full_disk_seconds = config.full_disk_seconds
         self._stall_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._poller = poller
-        self._choose_patience()
+        self._choose_waiting()
 
-    # --- what it is ------------------------------------------------------------------------------------------
+    # --- status ----------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> bool:
@@ -199,7 +190,7 @@ class Recorded:
 
     @property
     def sandbox_denied(self) -> bool:
-        """Whether it failed because of its confinement, as far as that shows."""
+        """Whether the job failed because of its confinement, as far as the output shows."""
         return False
 
     def snapshot(self) -> Snapshot:
@@ -214,7 +205,7 @@ class Recorded:
         )
 
     def read(self, after_seq: int, max_bytes: int) -> ReadResult:
-        """What is there after `after_seq`, without waiting. Reading on acknowledges what came before."""
+        """Return the events after `after_seq` without waiting. A later position acknowledges earlier events."""
         reader = Reader(self, after_seq, _ignore, stays=False)
         chunks: list[OutputChunk] = []
         gaps: list[OutputGap] = []
@@ -226,7 +217,7 @@ class Recorded:
                 if isinstance(record, OutputGap):
                     before.append(record)
                     continue
-                # The two ends of a chunk whose middle is lost have one number: they go together.
+                # The two ends of a chunk with a lost middle share one number and stay together.
                 if chunks and record.seq > taken and size + record.length > max_bytes:
                     break
                 gaps += before
@@ -249,9 +240,9 @@ class Recorded:
         )
 
     def polled(self, name: str, after_seq: int) -> None:
-        """Follow for a reader that polls: output after `after_seq` is kept for it as for one that is attached.
+        """Follow for a polling reader: output after `after_seq` is retained as for an attached reader.
 
-        Such a reader leaves without a word, and then stalls like another.
+        A polling reader does not announce that it leaves; then it stalls like any other reader.
         """
         check_reader(name)
         reader = self._polled.pop(name, None)
@@ -272,13 +263,13 @@ class Recorded:
         return self.status
 
     async def wait_news(self, after_seq: int) -> None:
-        """Until there is something after `after_seq`."""
+        """Wait for an event after `after_seq`."""
         self.journal.seal(after_seq)
         while self.journal.last_seq <= after_seq and not self.closed:
             await self.changed()
 
     async def changed(self) -> None:
-        """Until anything happens."""
+        """Wait for the next event."""
         event = asyncio.Event()
         self._waiters.add(event)
         try:
@@ -290,11 +281,11 @@ class Recorded:
 
     @property
     def follows(self) -> bool:
-        """Whether it waits for the readers that follow it, for a limited time."""
+        """Whether the job waits for following readers, for a limited time."""
         return self._overflow == "follow"
 
-    def attach(self, reader: Follower, *, stays: bool = True) -> None:
-        """`stays`: the reader takes output as it comes, and does not look once."""
+    def attach(self, reader: FollowingReader, *, stays: bool = True) -> None:
+        """Add a reader. One that `stays` takes output as it arrives; another reads once."""
         self._readers.add(reader)
         if self._abandoned is not None and (stays or not self.follows):
             self._abandoned.cancel()
@@ -302,46 +293,46 @@ class Recorded:
         if stays and self.follows:
             self._returning = False
             self._following[reader] = self._loop.time()
-            self._choose_patience()
+            self._choose_waiting()
             self.resume_streams()
             self._watch_stalls()
 
-    def detach(self, reader: Follower) -> None:
+    def detach(self, reader: FollowingReader) -> None:
         self._readers.discard(reader)
         if self._following.pop(reader, None) is not None:
-            self._choose_patience()
+            self._choose_waiting()
         if not self._readers:
-            # One that looked at the beginning again takes nothing back.
+            # A reader that read the beginning again does not reduce the offsets.
             self._taken = [max(pair) for pair in zip(self._taken, reader.consumed, strict=True)]
             if self._overflow == "block" and not self.closed:
-                # A reader that is gone for good must not hold its process for ever.
-                self._abandoned = self._loop.call_later(self._patience, self.stop_blocking)
+                # A reader that does not return must not delay its job for ever.
+                self._abandoned = self._loop.call_later(self._detached_seconds, self.stop_blocking)
         self.resume_streams()
 
-    def reader_advanced(self, reader: Follower) -> None:
-        """This reader took something: it follows (again), and there may be room for more."""
+    def reader_advanced(self, reader: FollowingReader) -> None:
+        """Note the progress of a reader: it follows (again), and may have freed room."""
         if self.follows and reader in self._readers:
             followed = reader in self._following
             self._following[reader] = self._loop.time()
             if not followed:
-                self._choose_patience()
+                self._choose_waiting()
         self.resume_streams()
 
     def resume_streams(self) -> None:
-        """Read the streams again that no reader holds any more."""
+        """Resume the streams that no reader delays."""
         for output in self._outputs:
             if output.paused and not self._is_full(output):
                 output.paused = False
                 self._poller.watch(output.fd, output.ready)
 
-    def _choose_patience(self) -> None:
-        """Whether a full disk delays the writer, as a slow reader does, or costs output."""
+    def _choose_waiting(self) -> None:
+        """Choose whether a full disk delays the writer, as a slow reader does, or loses output."""
         waits = self._overflow == "block" or bool(self._following) or self._returning
         for log in self.logs.values():
             log.waits_for = NO_DESCRIPTORS | NO_ROOM if waits else NO_DESCRIPTORS
 
-    def _pause(self, output: Output) -> None:
-        """Leave what comes in the pipe: its writer blocks once the pipe is full."""
+    def _pause(self, output: JobStream) -> None:
+        """Stop reading a stream: its writer blocks once the pipe is full."""
         output.paused = True
         self._poller.unwatch(output.fd)
         if output.held_since is None:
@@ -349,16 +340,16 @@ class Recorded:
         self._watch_stalls()
 
     def _watch_stalls(self) -> None:
-        """Look for stalled readers in time, while a stream is held and there are readers."""
+        """Start the timer for stalled readers while a stream is paused and has readers."""
         if self._stall_timer is None and self._following and any(output.paused for output in self._outputs):
             self._stall_timer = self._loop.call_later(self._stall_seconds, self._end_stalls)
 
     def _end_stalls(self) -> None:
-        """Readers that have held a stream for too long without taking anything follow no more."""
+        """Stop following the readers that have delayed a stream for too long without progress."""
         self._stall_timer = None
         latest = self._loop.time() - self._stall_seconds
         left: list[float] = []
-        stalled: set[Follower] = set()
+        stalled: set[FollowingReader] = set()
         for output in self._outputs:
             if not output.paused or output.held_since is None:
                 continue
@@ -376,27 +367,27 @@ class Recorded:
         if left and self._following:
             self._stall_timer = self._loop.call_at(min(left) + self._stall_seconds, self._end_stalls)
         if stalled:
-            self._choose_patience()
+            self._choose_waiting()
             self.resume_streams()
 
     def _stop_returning(self) -> None:
-        """No reader came back to what an earlier server had kept for it."""
+        """Stop waiting for readers of an earlier server."""
         self._abandoned = None
         self._returning = False
-        self._choose_patience()
+        self._choose_waiting()
         self.resume_streams()
 
     def give_up_output(self) -> None:
-        """All of it: readers are told that it is lost. What is printed from now on is kept again."""
+        """Drop all output: readers get gaps. Later output is retained again."""
         for log in self.logs.values():
             log.close()
 
     def keep_less(self, kind: int) -> None:
-        """Half as much of one stream, and still all that the readers have not taken for which it waits."""
+        """Halve the retained size of one stream, but retain the output for which followed readers wait."""
         self.logs[kind].shrink(self._floor(kind))
 
     def stop_blocking(self) -> None:
-        """From now on output is dropped rather than held back: the process is being ended."""
+        """Drop output from now on instead of delaying the job, which is being ended."""
         self._overflow = "drop"
         self._following.clear()
         self._returning = False
@@ -408,45 +399,45 @@ class Recorded:
         self._abandoned = self._stall_timer = None
         self.resume_streams()
 
-    def restore(self, past: Past) -> None:
-        """Be what an earlier server had of it. Its readers are gone with that server, and may come back."""
+    def restore(self, past: JobHistory) -> None:
+        """Restore the state under an earlier server. The readers of that server may return."""
         self.started_at, self.exited_at, self.closed_at = past.started_at, past.exited_at, past.closed_at
         self.status = past.status
         if self.status is not None:
             self._exit.set()
         self.journal.seal(self.journal.last_seq)
         for kind, log in self.logs.items():
-            # Bytes that came into the log and were not noted any more: no reader has seen them.
+            # Bytes that reached the log and not the journal: no reader has seen them.
             self._note_output(kind, log, log.end - self.journal.offset_at(self.journal.last_seq, kind))
         self._taken = [self.logs[kind].lost_end if kind in self.logs else 0 for kind in range(3)]
         if self.closed_at is None and self._overflow == "block":
-            self._abandoned = self._loop.call_later(self._patience, self.stop_blocking)
+            self._abandoned = self._loop.call_later(self._detached_seconds, self.stop_blocking)
         elif self.closed_at is None and self._overflow == "follow":
             self._returning = True
-            self._choose_patience()
+            self._choose_waiting()
             self._abandoned = self._loop.call_later(self._stall_seconds, self._stop_returning)
 
-    # --- its streams -----------------------------------------------------------------------------------------
+    # --- streams ---------------------------------------------------------------------------------------------
 
     @property
-    def open_outputs(self) -> Sequence[Output]:
+    def open_outputs(self) -> Sequence[JobStream]:
         return tuple(self._outputs)
 
-    def watch(self, kind: int, fd: int) -> Output:
-        """Read this descriptor from now on: ours to close. If this raises, it is still the caller's."""
-        output = Output(kind, fd, self)
+    def watch(self, kind: int, fd: int) -> JobStream:
+        """Read this descriptor from now on, and own it; if this raises, the caller still owns it."""
+        output = JobStream(kind, fd, self)
         self._poller.watch(fd, output.ready)
         self._outputs.append(output)
         return output
 
     def unwatch(self) -> None:
-        """Stop reading every stream, and leave the descriptors to the caller."""
+        """Stop reading every stream; the caller owns the descriptors."""
         for output in self._outputs:
             self._poller.unwatch(output.fd)
         self._outputs.clear()
 
-    def adopt(self, output: Output) -> None:
-        """What this stream prints from now on is ours."""
+    def adopt(self, output: JobStream) -> None:
+        """Own the later output of this stream."""
         output.owner._outputs.remove(output)
         output.owner, output.log = self, self.logs[output.kind]
         output.owed = 0
@@ -456,36 +447,36 @@ class Recorded:
             output.paused = False
             self._poller.watch(output.fd, output.ready)
 
-    def give_streams(self, owner: Recorded) -> None:
-        """What all of them print from now on is another's."""
+    def give_streams(self, owner: Job) -> None:
+        """Pass all streams to another job, which owns their later output."""
         for output in tuple(self._outputs):
             owner.adopt(output)
 
-    def output_ready(self, output: Output) -> None:
+    def output_ready(self, output: JobStream) -> None:
         try:
             moved = self._move(output, MOVE_BYTES)
         except BlockingIOError:
-            output.owed = 0  # nothing is left of what was there at the end
+            output.owed = 0  # the bytes from before the end are stored
         except OSError as error:
-            self._look_again(output, error)
+            self._retry_later(output, error)
         else:
             if moved > 0:
-                self._took(output, moved)
+                self._stored(output, moved)
             elif self._is_over(output):
-                self._let_go(output)
-                self._tell_close()
+                self._close_stream(output)
+                self._add_close()
         if self.status is None and self._ending is not None:
-            self._tell_exit()
+            self._add_exit()
 
-    def _move(self, output: Output, limit: int) -> int:
-        """From the descriptor into the log; 0 at its end, `BlockingIOError` when it is empty."""
+    def _move(self, output: JobStream, limit: int) -> int:
+        """Move bytes from the descriptor to the log; 0 at the end, `BlockingIOError` if it is empty."""
         return output.log.move_from(output.fd, limit)
 
-    def _is_over(self, output: Output) -> bool:
+    def _is_over(self, output: JobStream) -> bool:
         """Whether the end of file that was read is the end of the stream."""
         return True
 
-    def _took(self, output: Output, amount: int) -> None:
+    def _stored(self, output: JobStream, amount: int) -> None:
         output.owed = max(0, output.owed - amount)
         self._note_output(output.kind, output.log, amount)
         if amount >= _PIPE_BYTES and not self._grown:
@@ -493,26 +484,26 @@ class Recorded:
         output.held_since = None
         if output.no_room_since is not None and output.log.lost_end < output.log.end:
             output.no_room_since = None
-            self._choose_patience()
+            self._choose_waiting()
         output.log.trim(self._floor(output.kind))
         if self._is_full(output):
             self._pause(output)
         self._on_growth()
-        self._tell_readers()
+        self._notify_readers()
 
     def _note_output(self, kind: int, log: OutputLog, amount: int) -> None:
-        """The log has grown by so much."""
+        """Add the last `amount` bytes of the log to the journal."""
         start, head_end = log.end - amount, log.head_end
         if start <= head_end < log.end:
-            # No chunk reaches from the head into what is lost: a reader that goes on after a number has all of it.
+            # No chunk extends from the head into the lost range: a reader that resumes has whole chunks.
             self.journal.add_output(kind, head_end - start)
             self.journal.seal(self.journal.last_seq)
             start = head_end
         if log.end > start:
             self.journal.add_output(kind, log.end - start)
 
-    def _drain(self, output: Output) -> None:
-        """Take what is in the pipe now, and not what others print from now on."""
+    def _drain(self, output: JobStream) -> None:
+        """Store the bytes that are in the pipe now, and not later output of other processes."""
         output.owed = self._waiting_bytes(output)
         while output.owed and not output.paused:
             try:
@@ -520,29 +511,29 @@ class Recorded:
             except BlockingIOError:
                 moved = 0
             except OSError as error:
-                self._look_again(output, error)
+                self._retry_later(output, error)
                 continue
             if moved == 0:
-                output.owed = 0  # the end of file is seen, and told, by the event loop
+                output.owed = 0  # the event loop handles the end of file
                 return
-            self._took(output, moved)
+            self._stored(output, moved)
 
-    def _look_again(self, output: Output, error: OSError) -> None:
-        """What is in the pipe stays there until it can be kept."""
+    def _retry_later(self, output: JobStream, error: OSError) -> None:
+        """Leave the bytes in the pipe until they can be stored."""
         if error.errno not in output.log.waits_for:
             raise error
         if error.errno in NO_ROOM and not self._waits_for_room(output):
             return  # the event loop finds the pipe readable again
         self._pause(output)
-        self._loop.call_later(_LOOK_AGAIN_SECONDS, self.resume_streams)
+        self._loop.call_later(_RETRY_SECONDS, self.resume_streams)
 
-    def _waits_for_room(self, output: Output) -> bool:
-        """Whether output stays in its pipe while the disk is full; if not, the next move keeps it or loses it."""
+    def _waits_for_room(self, output: JobStream) -> bool:
+        """Whether output stays in its pipe on a full disk; if not, the next move stores it or loses it."""
         if any(log.release(self._floor(kind) or 0) for kind, log in self.logs.items()):
             return False
         if output.no_room_since is None:
             output.no_room_since = self._loop.time()
-            self._tell_readers()
+            self._notify_readers()
         if not self.follows or self._returning or any(map(self._can_free_room, self._following)):
             return True
         if self._loop.time() - output.no_room_since < self._full_disk_seconds:
@@ -552,30 +543,30 @@ class Recorded:
 
     @property
     def lacks_room(self) -> bool:
-        """Whether the disk is full for something that it has printed."""
+        """Whether the disk is full for output of this job."""
         return any(output.no_room_since is not None for output in self._outputs)
 
-    def _can_free_room(self, reader: Follower) -> bool:
-        """Whether output could be given back once this reader has taken it.
+    def _can_free_room(self, reader: FollowingReader) -> bool:
+        """Whether pages become free once this reader has taken more output.
 
         A client sends no credit for less than a page, so that much may have been taken.
         """
         return any(log.end - self._position(reader, kind) > PAGE for kind, log in self.logs.items())
 
-    def _waiting_bytes(self, output: Output) -> int:
+    def _waiting_bytes(self, output: JobStream) -> int:
         count: int = struct.unpack("i", fcntl.ioctl(output.fd, termios.FIONREAD, b"\0\0\0\0"))[0]
         return count
 
     def take_what_is_there(self) -> None:
-        """Into the log with what its streams hold at this moment."""
+        """Store the bytes that are in the streams now."""
         for output in tuple(self._outputs):
             self._drain(output)
             output.owed = 0
 
-    # --- its end ---------------------------------------------------------------------------------------------
+    # --- end -------------------------------------------------------------------------------------------------
 
     def end(self, status: ExitStatus, note: Callable[[], None] | None = None) -> None:
-        """It ended like this; `note` writes it down, when its output is in and before it is told."""
+        """End with this status; `note` records it after the output is stored and before the exit event."""
 
         def ended() -> ExitStatus:
             if note is not None:
@@ -585,15 +576,15 @@ class Recorded:
         self._end(ended)
 
     def _end(self, status: Callable[[], ExitStatus]) -> None:
-        """It ended: what it printed goes into the log, then the exit is told."""
+        """Store the remaining output, then add the exit event."""
         for output in tuple(self._outputs):
             self._drain(output)
         self._ending = status
-        self._tell_exit()
+        self._add_exit()
 
-    def _tell_exit(self) -> None:
+    def _add_exit(self) -> None:
         if any(output.owed for output in self._outputs):
-            return  # a blocking process: its last output waits for its reader, and so does the exit
+            return  # the last output of a blocking job waits for its reader, and so does the exit
         assert self._ending is not None
         self.exited_at = time.time()
         self.status = self._ending()
@@ -602,54 +593,54 @@ class Recorded:
         self.journal.add_event(EXIT)
         self._exited()
         if self.closed:
-            self._tell_close()  # most end at once: readers hear of both together
+            self._add_close()  # usually both at once: readers get one notification
         else:
-            self._tell_readers()
+            self._notify_readers()
 
     def _exited(self) -> None:
-        """The exit is in the journal, and nobody has heard of it yet."""
+        """Called when the exit is in the journal, before readers are notified."""
 
-    def _tell_close(self) -> None:
+    def _add_close(self) -> None:
         if self.closed and self.closed_at is None:
             self.closed_at = time.monotonic()
             self.journal.add_event(CLOSE)
-            self._tell_readers()
+            self._notify_readers()
             self._closed()
 
     def streams_are_over(self) -> None:
-        """There are none to read: if it has ended, that is all."""
-        self._tell_close()
+        """Close the job if it has ended and has no stream to read."""
+        self._add_close()
 
     def _closed(self) -> None:
-        """The close was told."""
+        """Called after the close event."""
 
-    def _tell_readers(self) -> None:
+    def _notify_readers(self) -> None:
         for reader in tuple(self._readers):
             reader.on_ready()
         self.wake_waiters()
 
     def wake_waiters(self) -> None:
-        """Something happened, for those who wait for anything."""
+        """Wake the tasks in `changed`."""
         for event in self._waiters:
             event.set()
 
     def discard(self) -> None:
-        """Forget its output and let go of every descriptor."""
+        """Drop the output and close every descriptor."""
         if self.closed_at is not None and all(log.fd < 0 for log in self.logs.values()):
-            return  # most commands print nothing, and are closed by now
+            return  # the usual case: a command without output that is closed
         was_closed = self.closed
-        with contextlib.ExitStack() as stack:  # each step, whichever of them fails
+        with contextlib.ExitStack() as stack:  # every step runs, even if another fails
             for log in self.logs.values():
                 stack.callback(log.close)
             if not was_closed:
-                stack.callback(self._tell_close)
+                stack.callback(self._add_close)
             for output in tuple(self._outputs):
-                stack.callback(self._let_go, output)
+                stack.callback(self._close_stream, output)
             stack.callback(self.stop_blocking)
 
     # --- descriptors -----------------------------------------------------------------------------------------
 
-    def _let_go(self, output: Output) -> None:
+    def _close_stream(self, output: JobStream) -> None:
         self._outputs.remove(output)
         fd, output.fd = output.fd, -1
         try:
@@ -664,31 +655,31 @@ class Recorded:
             try:
                 fcntl.fcntl(output.fd, fcntl.F_SETPIPE_SZ, _GROWN_PIPE_BYTES)
             except OSError:
-                return  # over the user's share of pipe memory: it works as it is
+                return  # over the user's limit of pipe memory: the small pipe works too
 
     def _floor(self, kind: int) -> int | None:
-        """The first byte of a stream that must be kept for a reader; None: nothing is kept for readers."""
+        """The first byte of a stream that must be retained for readers; None if no reader needs any."""
         if self._overflow == "drop":
             return None
-        readers: Iterable[Follower] = self._following if self.follows else self._readers
+        readers: Iterable[FollowingReader] = self._following if self.follows else self._readers
         floor = min((self._position(reader, kind) for reader in readers), default=None)
         if floor is None and (self._returning or self._overflow == "block"):
             floor = self.logs[kind].next_kept(self._taken[kind])
         return floor
 
-    def _position(self, reader: Follower, kind: int) -> int:
-        """Where a reader goes on; it need not take what is lost."""
+    def _position(self, reader: FollowingReader, kind: int) -> int:
+        """The offset at which a reader continues, after any lost range."""
         return self.logs[kind].next_kept(reader.consumed[kind])
 
-    def _is_full(self, output: Output) -> bool:
+    def _is_full(self, output: JobStream) -> bool:
         return self._is_full_beyond(output, self._floor)
 
-    def _is_behind(self, reader: Follower, output: Output) -> bool:
-        """Whether the stream would be held for this reader alone."""
+    def _is_behind(self, reader: FollowingReader, output: JobStream) -> bool:
+        """Whether this reader alone would delay the stream."""
         return self._is_full_beyond(output, lambda kind: self._position(reader, kind))
 
-    def _is_full_beyond(self, output: Output, floor: Callable[[int], int | None]) -> bool:
-        """Whether what lies beyond these positions, one a stream, is as much as is kept."""
+    def _is_full_beyond(self, output: JobStream, floor: Callable[[int], int | None]) -> bool:
+        """Whether the output after these offsets, one a stream, fills the log or the journal."""
         taken = floor(output.kind)
         if taken is None:
             return False
@@ -701,4 +692,4 @@ class Recorded:
 
 
 def _ignore() -> None:
-    """A reader that looks once needs no call."""
+    """The callback of a reader that reads once."""

@@ -1,13 +1,13 @@
-"""The order of everything that happened to one process: chunks of output, its exit, its close; pure memory.
+"""The journal of one job: chunks of output, the exit and the close, in order. Pure memory.
 
-Each record has the next number of one contiguous sequence: a reader that knows its last `seq` can go on anywhere.
+Entries are numbered in one contiguous sequence, so a reader can resume after the last `seq` that it has.
 
 Rules:
-- The newest chunk grows until somebody was told its number; from then on it is sealed, and output makes a new one.
-  So a process that nobody watches does not fill the journal, and no reader sees a chunk change.
+- The newest chunk grows until a reader has its number; from then on it is sealed, and output starts a new one.
+  So a process without readers does not fill the journal, and no reader sees a chunk change.
 - A chunk belongs to one stream and is at most `CHUNK_BYTES` long.
-- Of a long journal the first and the latest records are kept. What is gone can no longer be addressed by number;
-  its bytes may still be there by offset.
+- A long journal retains its first and its latest entries. A dropped entry cannot be addressed by number; its bytes
+  may still be readable by offset.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ EXIT: Final = 3
 CLOSE: Final = 4
 
 
-#: The number of the first latest record, the latest kinds and ends, the first kinds and ends, what is sealed.
+#: The number of the first of the latest entries, the latest kinds and ends, the first kinds and ends, the seal.
 JournalState = tuple[int, bytes, bytes, bytes, bytes, int]
 
 
-class Record(NamedTuple):
-    """One record, or several chunks of one stream in a row (`first_seq` to `seq`)."""
+class JournalEntry(NamedTuple):
+    """One entry, or several consecutive chunks of one stream (`first_seq` to `seq`)."""
 
     first_seq: int
     seq: int
@@ -42,16 +42,16 @@ class Record(NamedTuple):
 
 
 class Journal:
-    """Records by sequence number, starting at 1.
+    """Entries by sequence number, starting at 1.
 
-    Kept of each record: its kind, and how far both streams had come after it. Its own bytes are what its stream
-    grew by since the record before.
+    An entry is stored as its kind and the end offsets of both streams after it. The length of a chunk is the growth
+    of its stream since the entry before.
     """
 
     __slots__ = ("_ends", "_head_ends", "_head_kinds", "_kinds", "_limit", "_sealed", "_tail_seq")
 
-    def __init__(self, max_records: int) -> None:
-        self._limit = max_records
+    def __init__(self, max_entries: int) -> None:
+        self._limit = max_entries
         #: The records from `_tail_seq` on. `_ends` starts with the pair that stood before the first of them.
         self._tail_seq = 1
         self._kinds = array("B")
@@ -62,13 +62,13 @@ class Journal:
         self._sealed = 0
 
     def state(self) -> JournalState:
-        """All of it, for `restore`."""
+        """Return the whole state, for `restore`."""
         arrays = (self._kinds, self._ends, self._head_kinds, self._head_ends)
         kinds, ends, head_kinds, head_ends = (each.tobytes() for each in arrays)
         return self._tail_seq, kinds, ends, head_kinds, head_ends, self._sealed
 
     def restore(self, state: JournalState) -> None:
-        """Become what another journal was."""
+        """Take the state of another journal; raises `ValueError` if its parts do not match."""
         self._tail_seq, kinds, ends, head_kinds, head_ends, self._sealed = state
         if (
             self._tail_seq < 1
@@ -77,7 +77,7 @@ class Journal:
             or len(head_kinds) >= self._tail_seq
             or max(kinds + head_kinds, default=0) > CLOSE
         ):
-            raise ValueError("a journal whose parts do not fit")
+            raise ValueError("a journal with parts that do not match")
         self._kinds, self._head_kinds = array("B", kinds), array("B", head_kinds)
         self._ends, self._head_ends = array("Q", ends), array("Q", head_ends)
 
@@ -86,7 +86,7 @@ class Journal:
         return self._tail_seq + len(self._kinds) - 1
 
     def add_output(self, kind: int, length: int) -> None:
-        """Note that a stream grew by `length` bytes."""
+        """Add `length` bytes of output of one stream."""
         kinds, ends, slot = self._kinds, self._ends, _slot(kind)
         if kinds and kinds[-1] == kind and self.last_seq > self._sealed:
             last = len(ends) - 2 + slot
@@ -103,14 +103,14 @@ class Journal:
             self._trim()
 
     def add_event(self, kind: int) -> None:
-        """Note the exit or the close."""
+        """Add the exit or the close."""
         self._ends.extend(self._ends[-2:])
         self._kinds.append(kind)
 
-    def next(self, after_seq: int, max_bytes: int) -> Record | None:
-        """What comes after `after_seq`: one event, or chunks of one stream up to `max_bytes` (at least one).
+    def next(self, after_seq: int, max_bytes: int) -> JournalEntry | None:
+        """Return the entry after `after_seq`: one event, or chunks of one stream up to `max_bytes` (at least one).
 
-        Jumps over records that are gone. What is returned is sealed.
+        Skips dropped entries, and seals the returned ones.
         """
         seq = after_seq + 1
         if self._tail_seq > seq > len(self._head_kinds):
@@ -128,18 +128,18 @@ class Journal:
             ):
                 last += 1
         self._sealed = max(self._sealed, first + last)
-        return Record(seq, first + last, kind, start, ends[2 * last + 2 + slot] - start)
+        return JournalEntry(seq, first + last, kind, start, ends[2 * last + 2 + slot] - start)
 
     def seal(self, seq: int) -> None:
-        """Somebody goes on after `seq`: what comes now gets a number of its own."""
+        """Seal the entries up to `seq`, after which a reader continues: later output gets a new number."""
         self._sealed = max(self._sealed, min(seq, self.last_seq))
 
     def is_event(self, seq: int) -> bool:
-        """Whether `seq` is the exit or the close. Both are among the latest records."""
+        """Whether `seq` is the exit or the close. Both are among the latest entries."""
         return self._tail_seq <= seq <= self.last_seq and self._kinds[seq - self._tail_seq] >= EXIT
 
     def offset_at(self, seq: int, kind: int) -> int:
-        """How far a stream had come when `seq` was the last record; for one that is gone, the next that is kept."""
+        """Return the end of a stream after entry `seq`; for a dropped entry, before the next retained one."""
         if self._tail_seq > seq > len(self._head_kinds):
             seq = self._tail_seq - 1
         if seq >= self._tail_seq - 1:
@@ -149,11 +149,11 @@ class Journal:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether it has so many records that `is_full` may hold."""
+        """Whether the journal has enough entries that `is_full` may hold."""
         return len(self._kinds) > self._limit // 2
 
     def is_full(self, taken: Sequence[int]) -> bool:
-        """Whether so many records lie beyond these offsets (one a stream) that more might push them out."""
+        """Whether more entries could push out one that lies after these offsets (one a stream)."""
         if not self.is_crowded:
             return False
         ends, low, high = self._ends, 0, len(self._kinds)
@@ -182,7 +182,7 @@ class Journal:
 
 
 def output_kinds(*, tty: bool, merge_stderr: bool) -> tuple[int, ...]:
-    """The kinds of the streams that a process prints on."""
+    """Return the kinds of the streams on which a process prints."""
     if tty:
         return (2,)
     return (0,) if merge_stderr else (0, 1)

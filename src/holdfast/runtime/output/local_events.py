@@ -1,14 +1,11 @@
-"""What happens to a process, or to a command in a shell, told to a reader in this program.
-
-Pure memory over a `Reader`.
-"""
+"""The events of a process, or of a command in a shell, for a reader in this program. Pure memory."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
-from holdfast.runtime.output.job import Recorded
+from holdfast.runtime.output.job import Job
 from holdfast.runtime.output.reader import Reader
 from holdfast.types import Closed, CommandEvent, OutputChunk, OutputGap, ProcessEvent
 
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 class LocalEvents:
     """An in-process reader: waits on the process, reads from its log, ends after `Closed`."""
 
-    def __init__(self, process: Recorded, after_seq: int) -> None:
+    def __init__(self, process: Job, after_seq: int) -> None:
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._reader: Reader | None = None
@@ -50,14 +47,14 @@ class LocalEvents:
             self._news.set()
 
     def __del__(self) -> None:
-        # Left in the middle of an `async for`: a blocking process must not wait for it. The collector may run in
-        # any thread.
+        # Abandoned in the middle of an `async for`: a blocking process must not wait for it. The garbage collector
+        # may run in any thread.
         if self._reader is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._reader.close)
 
 
 class LocalCommand:
-    """A command in a shell, read in process."""
+    """The events of a command in a shell, read in process."""
 
     def __init__(self, shells: Shells, command: ShellCommand) -> None:
         self._shells = shells
@@ -71,7 +68,7 @@ class LocalCommand:
     async def __anext__(self) -> CommandEvent:
         if self._over:
             raise StopAsyncIteration
-        # A command that is taken out of the queue has no exit to tell.
+        # A command that is removed from the queue has no exit event.
         event = None if self._command.error is not None else await self._next_event()
         if isinstance(event, OutputChunk | OutputGap):
             return event

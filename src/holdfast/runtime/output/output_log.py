@@ -1,12 +1,12 @@
-"""Everything one stream printed, addressed by absolute byte offset, in a sparse file of bounded size.
+"""The output of one stream, addressed by absolute byte offset, in a sparse file of bounded size.
 
-The pipe is spliced into the file, so the bytes never enter Python; the offset in the file is the offset in the
-stream, for ever. Of a long stream the head and the tail are kept and the middle is punched out:
+The pipe is spliced into the file, so the bytes never enter Python; an offset in the file is always the offset in
+the stream. A long stream retains its head and its tail, and the middle is punched out:
 
     0          lost_start      lost_end           end
     |== head ==|... punched ...|===== tail =======|
 
-Touches its spool's files only; knows no processes and no event loop.
+Touches the files of its spool; has no access to processes or to the event loop.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from holdfast.runtime.libc import punch_hole
 from holdfast.runtime.output.spool import FileSystem, choose_place, file_system_of
 
 PAGE: Final = 4096
-#: At most this much is moved by one call, so that one flood does not hold the event loop.
+#: The most that one call moves, so that a flood of output does not block the event loop.
 MOVE_BYTES: Final = 1024 * 1024
-#: Of what is kept, the part that belongs to the beginning: a command's first lines tell what it was about to do.
+#: The fraction of the retained size for the head: the first lines of a command show its purpose.
 HEAD_FRACTION: Final = 16
-#: A tail may exceed its bound by this fraction before it is cut, so that cutting is rare.
+#: A tail may exceed its bound by this fraction before it is cut, so that cuts are rare.
 SLACK_FRACTION: Final = 8
 SPOOL_PREFIX: Final = "holdfast-spool-"
 SWEEP_AFTER_SECONDS: Final = 10.0
-#: What the kernel says when there is no room for a file, and when there is no descriptor for it.
+#: The errors of a full file system, and of a lack of descriptors.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
-#: What a command needs to be run at all: its files, and a first page of each stream. On a spool without that much,
-#: output would wait for room that may never come.
+#: The space that a command needs for its files and for a first page of each stream. On a spool without that much,
+#: output would wait for space that may never be free.
 COMMAND_BYTES: Final = 16 * 1024
 COMMAND_FILES: Final = 8
 
 
 class Spool:
-    """A private directory of output files, and how many bytes they hold together.
+    """A private directory of output files, and the sum of their sizes.
 
-    `taken` is one that an earlier server made, its path and its lock: kept for us, and ours from now on.
+    `taken` is the path and the lock of a spool that an earlier server made; this server owns it from now on.
     """
 
     def __init__(self, directory: str = "", *, wanted_bytes: int = 0, taken: tuple[str, int] | None = None) -> None:
-        """Without a `directory` it is put where there are `wanted_bytes`, if they are anywhere."""
-        #: `lock` is held while we live; the kernel lets go of it however we end, so others see that we are gone.
+        """Without a `directory` one with `wanted_bytes` free is chosen, or the one with the most."""
+        #: The kernel releases `lock` when the server ends, so other servers detect an abandoned spool.
         self.path, self.lock = taken or _make_spool(directory or choose_place(wanted_bytes))
         self.used = 0
-        #: Gives up what can best be spared, once there is no room; False if nothing can.
+        #: Drops the least valuable output when the file system is full; False if there is none.
         self.make_room: Callable[[], bool] = lambda: False
         self._files = 0
         try:
-            #: Whether ranges may be sent by reference (sendfile) and punched out while they are on their way.
+            #: Whether ranges may be sent by reference (sendfile) and punched out before they have arrived.
             self.file_system = file_system_of(self.path)
             self.lends_pages = lends_pages(self.file_system)
             found = os.statvfs(self.path)
@@ -66,17 +66,17 @@ class Spool:
             if taken is None:
                 self.remove()
             raise ResourceExhausted(f"the spool {self.path} cannot be used: {error.strerror}") from None
-        #: All the bytes there are.
+        #: The size of the file system in bytes.
         self.size = found.f_blocks * found.f_frsize
 
     @property
     def free(self) -> int:
-        """Bytes that are free now."""
+        """The free bytes of the file system."""
         found = os.statvfs(self.path)
         return found.f_bavail * found.f_frsize
 
     def require_room(self) -> None:
-        """Raise if there is no room for another command, after all was given up that can be."""
+        """Raise `ResourceExhausted` if another command has no room, after `make_room` has dropped all it can."""
         while (short := self._short()) and self.make_room():
             pass
         if short:
@@ -85,18 +85,18 @@ class Spool:
             )
 
     def _short(self) -> str:
-        """What is missing for another command; empty if nothing is."""
+        """Return a message about the space that another command lacks; empty if it has enough."""
         found = os.statvfs(self.path)
         free = found.f_bavail * found.f_frsize
         if free < COMMAND_BYTES:
             return f"{free} of {self.size} bytes are free, and a command needs {COMMAND_BYTES}"
-        # A file system that makes inodes as it goes tells of none.
+        # A file system with dynamic inodes reports none.
         if found.f_files and found.f_favail < COMMAND_FILES:
             return f"{found.f_favail} of {found.f_files} inodes are free, and a command needs {COMMAND_FILES}"
         return ""
 
     def open(self) -> tuple[int, str]:
-        """A new file: its descriptor and its path."""
+        """Create a file; returns its descriptor and its path."""
         self._files += 1
         path = f"{self.path}/{self._files}"
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), path
@@ -109,7 +109,7 @@ class Spool:
 def _make_spool(parent: str) -> tuple[str, int]:
     path, lock = "", -1
     try:
-        # Others may pass through by name: the shell of another user has files of its own below.
+        # Other users may traverse it: the shell of another user has its own files below.
         os.makedirs(parent, mode=0o711, exist_ok=True)
         sweep_spools(parent)
         path = tempfile.mkdtemp(prefix=SPOOL_PREFIX, dir=parent)
@@ -126,10 +126,10 @@ def _make_spool(parent: str) -> tuple[str, int]:
 
 
 def lends_pages(on: FileSystem) -> bool:
-    """Whether a page that a socket still refers to keeps its bytes when the file gives it back.
+    """Whether a page that a socket still refers to retains its bytes when the file frees it.
 
-    True of tmpfs with pages of the usual size. Where the cache works in larger units (ext4, huge pages), punching a
-    part of one zeroes bytes that are already on their way to a reader: there, output is copied.
+    True for tmpfs with pages of the usual size. Where the cache works in larger units (ext4, huge pages), punching
+    a part of one zeroes bytes that are being sent to a reader: there, output is copied.
     """
     if on.kind != "tmpfs" or any(option.startswith("huge=") and option != "huge=never" for option in on.options):
         return False
@@ -141,7 +141,7 @@ def lends_pages(on: FileSystem) -> bool:
 
 
 def sweep_spools(parent: str) -> None:
-    """Remove what servers left that were killed: their output would fill memory until the next boot."""
+    """Remove the spools of killed servers: their output would fill memory until the next boot."""
     for name in os.listdir(parent):
         if not name.startswith(SPOOL_PREFIX):
             continue
@@ -149,31 +149,31 @@ def sweep_spools(parent: str) -> None:
         try:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
-            continue  # another user's
+            continue  # of another user
         try:
             found = os.fstat(lock)
             if os.path.exists(f"{path}/ledger"):
-                continue  # of a kept server: the next one finds there what runs on, and ends it first
-            # A spool just made is not locked yet for an instant.
+                continue  # of a server with a keeper: the next server handles it (`abandoned_spool`)
+            # A new spool is unlocked for an instant.
             if found.st_uid == os.geteuid() and time.time() - found.st_mtime > SWEEP_AFTER_SECONDS:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
         except BlockingIOError:
-            continue  # its server lives
+            continue  # the server lives
         finally:
             os.close(lock)
 
 
-class Lease(Protocol):
-    """Somebody who is sending a range of the file to a slow reader, by descriptor."""
+class RangeLease(Protocol):
+    """A range of the file that is being sent to a slow reader, by descriptor."""
 
     def rescue(self) -> None:
-        """Copy what is not sent yet: the range is about to be given back."""
+        """Copy the unsent bytes: the range is about to be freed."""
         ...
 
 
 class OutputLog:
-    """One stream's output. The file is opened at the first byte: most processes print little or nothing."""
+    """The output of one stream. The file is opened at the first byte: most processes print little or nothing."""
 
     __slots__ = (
         "_head",
@@ -199,11 +199,11 @@ class OutputLog:
         self.end = 0
         self.lost_start = 0
         self.lost_end = 0
-        #: The errors at which a pipe is left as it is, for later: nothing of it is lost. A want of descriptors is
-        #: over soon; room may be wanting for long.
+        #: The errors at which the bytes stay in the pipe for a retry. A lack of descriptors is short; a file system
+        #: may be full for long.
         self.waits_for: frozenset[int] = NO_DESCRIPTORS
-        #: Few at a time: one a connection that is in the middle of a frame of this log.
-        self.leases: set[Lease] = set()
+        #: At most one for each connection that is in the middle of a frame of this log.
+        self.leases: set[RangeLease] = set()
 
     @property
     def lends_pages(self) -> bool:
@@ -223,26 +223,26 @@ class OutputLog:
 
     @property
     def head_end(self) -> int:
-        """Where what is lost begins, or will begin."""
+        """The offset at which the lost range begins, or will begin."""
         return self.lost_start if self.truncated else self._head
 
     def move_from(self, pipe: int, limit: int = MOVE_BYTES) -> int:
-        """Splice what the pipe holds into the log; returns how much, 0 at its end.
+        """Splice the bytes of the pipe into the log; returns their number, 0 at the end of file.
 
-        Raises `BlockingIOError` when the pipe is empty for now, and another `OSError` that this log `waits_for`.
+        Raises `BlockingIOError` if the pipe is empty for now, and another `OSError` that this log `waits_for`.
         """
         if self.fd < 0:
-            return self._copy_from(pipe, limit)  # it may be the end and not the first byte
+            return self._copy_from(pipe, limit)  # this may be the end of file and not the first byte
         try:
             moved = os.splice(pipe, self.fd, limit, offset_dst=self.end, flags=os.SPLICE_F_NONBLOCK)
         except BlockingIOError:
             raise
         except OSError as error:
-            if error.errno == errno.EINVAL:  # a file system that does not take part in splicing
+            if error.errno == errno.EINVAL:  # a file system without splice
                 return self._copy_from(pipe, limit)
             if error.errno in NO_ROOM and self._spool.make_room():
                 return self.move_from(pipe, limit)
-            # EFBIG: over our own RLIMIT_FSIZE, which no room of others' changes.
+            # EFBIG: over the server's RLIMIT_FSIZE, which more free space does not change.
             if error.errno in (NO_ROOM | {errno.EFBIG}) - self.waits_for:
                 return self._drop_from(pipe, limit)
             raise
@@ -250,13 +250,13 @@ class OutputLog:
         return moved
 
     def append(self, data: bytes) -> None:
-        """Write bytes that had to be read anyway: a terminal cannot be spliced."""
+        """Write bytes to the log; for a terminal, which cannot be spliced."""
         try:
             if self.fd < 0:
                 self._open()
         except OSError:
-            # No descriptors, no room, or somebody removed the spool. Raising would not help: the bytes are printed,
-            # and more come.
+            # No descriptors, no room, or the spool was removed. The bytes are read already, so they are counted as
+            # lost.
             self._lose(len(data))
             return
         try:
@@ -274,14 +274,14 @@ class OutputLog:
         self._grown(len(data))
 
     def read(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes at `offset`; short where the log ends or a lost range begins, empty inside one."""
+        """Return up to `length` bytes at `offset`; short at the end or at a lost range, empty inside one."""
         if self.lost_start <= offset < self.lost_end or self.fd < 0:
             return b""
         stop = self.end if offset >= self.lost_end else min(self.end, self._first_lost())
         return os.pread(self.fd, max(0, min(length, stop - offset)), offset)
 
     def is_kept(self, offset: int, length: int) -> bool:
-        """Whether all of this range can be read."""
+        """Whether all of this range is readable."""
         return offset + length <= self._first_lost() or offset >= self.lost_end
 
     def next_kept(self, offset: int) -> int:
@@ -289,7 +289,7 @@ class OutputLog:
         return self.lost_end if self.lost_start <= offset < self.lost_end else offset
 
     def trim(self, floor: int | None = None) -> None:
-        """Give back what is over the bound: the middle, and nothing at or after `floor`."""
+        """Free the middle beyond the bound, but no byte at or after `floor`."""
         tail_start = max(self._head, self.end - self._tail)
         if floor is not None:
             tail_start = min(tail_start, floor)
@@ -301,12 +301,12 @@ class OutputLog:
             self._cut(tail_start)
 
     def shrink(self, floor: int | None = None) -> None:
-        """Keep half as much from now on; for when all logs together hold too much."""
+        """Halve the retained size; for when all logs together exceed their limit."""
         self._tail = max(PAGE, self._tail // 2)
         self.trim(floor)
 
     def release(self, floor: int) -> bool:
-        """Give back what lies before `floor`, the head only if there is nothing else; whether a page came free."""
+        """Free the bytes before `floor`, the head last; returns whether a page was freed."""
         if self.fd < 0 or not self._punching or floor < self.lost_end:
             return False
         for start in (self.head_end, 0):
@@ -316,7 +316,7 @@ class OutputLog:
         return False
 
     def contents(self) -> bytes:
-        """All that is kept, head and tail joined."""
+        """Return all retained bytes, head and tail joined."""
         if self.fd < 0:
             return b""
         if not self.truncated:
@@ -324,7 +324,7 @@ class OutputLog:
         return os.pread(self.fd, self.lost_start, 0) + os.pread(self.fd, self.end - self.lost_end, self.lost_end)
 
     def tail(self, start: int, end: int, max_bytes: int) -> tuple[bytes, bool]:
-        """The latest `max_bytes` of a range, as far as they are kept, and whether that is less than all of it."""
+        """Return the retained part of the last `max_bytes` of a range, and whether that is less than the range."""
         wanted = end - start
         start = max(start, end - max_bytes)
         pieces = [self.read(start, end - start)]
@@ -334,7 +334,7 @@ class OutputLog:
         return data, len(data) < wanted
 
     def close(self) -> None:
-        """Forget everything: all of it is lost from now on, to a reader that is still there too."""
+        """Drop all output, for readers too."""
         kept, fd = self.kept_bytes, self.fd
         try:
             if fd >= 0:
@@ -348,7 +348,7 @@ class OutputLog:
                 _remove(fd, self._path)
 
     def _losing(self, start: int, end: int) -> None:
-        """This range will be all that is lost; nothing of it was given back yet."""
+        """Called with the new lost range before its pages are freed."""
 
     def _rescue_leases(self) -> None:
         for lease in self.leases:
@@ -366,8 +366,7 @@ class OutputLog:
         self._spool.used += amount
 
     def _lose(self, amount: int) -> None:
-        """Count bytes that were printed and could not be kept: the tail before them goes too, so that one range
-        says what is lost."""
+        """Count bytes that could not be stored, and drop the tail before them: the lost bytes stay one range."""
         kept = self.kept_bytes
         if not self.truncated:
             self.lost_start = min(self._head, self.end)
@@ -386,7 +385,7 @@ class OutputLog:
         return len(data)
 
     def _drop_from(self, pipe: int, limit: int) -> int:
-        """No room: the process goes on, and what it prints is counted as lost."""
+        """Read the pipe and count its bytes as lost: without room the process must not block."""
         data = os.read(pipe, limit)
         if data:
             self._lose(len(data))
@@ -407,7 +406,7 @@ class OutputLog:
         self.lost_start, self.lost_end = start, stop
         self._punch(start, stop)
         if not self._punching:
-            # Nothing was given back. A new file, as `_rewrite` makes it, needs room first.
+            # No page was freed. A new file, as `_rewrite` makes it, needs room first.
             self.lost_start, self.lost_end = former
             self._losing(*former)
             return False
@@ -415,8 +414,8 @@ class OutputLog:
         return True
 
     def _punch(self, start: int, stop: int) -> None:
-        # Whole pages only: the kernel would zero the rest of a page that still holds kept bytes for nothing. The
-        # head may end inside a page, if there was no room for more of it: that page stays.
+        # Whole pages only: of a part of a page the kernel frees nothing and zeroes the bytes. The head may end
+        # inside a page, if there was no room for more of it: that page stays.
         first = max(start // PAGE, -(-self.lost_start // PAGE)) * PAGE
         last = stop // PAGE * PAGE
         if last <= first:
@@ -430,7 +429,7 @@ class OutputLog:
             self._punching = False
 
     def _rewrite(self) -> None:
-        """Where holes cannot be punched: a new sparse file with the kept ranges at their old offsets."""
+        """Copy the retained ranges to a new sparse file; for a file system without hole punching."""
         self._rescue_leases()
         fd, path = -1, ""
         try:
@@ -442,10 +441,10 @@ class OutputLog:
         except OSError:
             if fd >= 0 and fd != self.fd:
                 _remove(fd, path)
-            self._lose(0)  # what is over the bound must go, and the tail with it if it can go nowhere
+            self._lose(0)  # the log must shrink: without a new file the tail is dropped
 
     def _replace(self, fd: int, path: str) -> None:
-        """The new file has all that is kept."""
+        """Switch to the new file, which has all retained bytes."""
         former, former_path = self.fd, self._path
         self.fd, self._path = fd, path
         _remove(former, former_path)
@@ -453,6 +452,6 @@ class OutputLog:
 
 def _remove(fd: int, path: str) -> None:
     os.close(fd)
-    # Removed by others, or on a file system that fails: the file goes with the spool, and no caller could do more.
+    # Removed by another program, or on a failing file system: the file is removed with the spool.
     with contextlib.suppress(OSError):
         os.unlink(path)

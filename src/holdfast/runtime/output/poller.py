@@ -1,7 +1,7 @@
-"""One epoll for all descriptors of all processes, itself one descriptor of the event loop. Touches nothing else.
+"""One epoll for all descriptors of all processes, registered as one descriptor of the event loop.
 
-asyncio keeps a key, a handle and a context for each descriptor and each event, which is more than a short command
-costs otherwise. Here a descriptor is an entry in a dictionary, and all that is ready is handled in one go.
+asyncio holds a key, a handle and a context for each descriptor and each event, more than the rest of a short
+command costs. Here a descriptor is an entry in a dictionary, and all ready descriptors are handled in one call.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import select
 from collections.abc import Callable
 from typing import Final
 
-#: Handled in one turn of the loop, so that requests get their turn between the events of a thousand processes.
+#: Events in one turn of the loop, so that requests are served between the events of a thousand processes.
 EVENTS_A_TURN: Final = 64
 
 
 class Poller:
-    """Calls back when a descriptor is readable, or its other end is gone. Level-triggered, as asyncio is."""
+    """Calls back when a descriptor is readable, or its other end is closed. Level-triggered, as asyncio is."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -33,7 +33,7 @@ class Poller:
         self._callbacks[fd] = callback
 
     def unwatch(self, fd: int) -> None:
-        """Before the descriptor is closed. One that is not watched is left alone."""
+        """Stop watching a descriptor, before it is closed; ignores one that is not watched."""
         if self._callbacks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
@@ -45,12 +45,12 @@ class Poller:
     def _ready(self) -> None:
         ready = [(fd, self._callbacks[fd]) for fd, _ in self._epoll.poll(0, EVENTS_A_TURN)]
         for fd, callback in ready:
-            # A callback before this one may have closed the descriptor, and its number may be another's by now.
+            # An earlier callback may have closed the descriptor, and its number may be reused.
             if self._callbacks.get(fd) is not callback:
                 continue
             try:
                 callback()
-            except Exception as error:  # noqa: BLE001 - one process's trouble is not that of the others
+            except Exception as error:  # noqa: BLE001 - an error of one process must not affect the others
                 self._loop.call_exception_handler(
                     {"message": "watching a process failed", "exception": error, "callback": callback}
                 )

@@ -1,6 +1,6 @@
-"""Where the spool goes, by the room that is there: memory if it has enough, else a disk. Looks, and makes nothing.
+"""Chooses the directory of the spool by free space: memory if it has enough, else a disk. Only reads.
 
-A container's /dev/shm has 64 MiB unless somebody asked for more; /tmp may be a small tmpfs, too.
+A container's /dev/shm has 64 MiB by default; /tmp may be a small tmpfs, too.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from typing import Final, NamedTuple
 
 from holdfast.errors import ResourceExhausted
 
-#: Files that a place must have room for: a process that prints has one a stream.
+#: Inodes that a directory must have free: a process has one file for each stream with output.
 WANTED_FILES: Final = 4_096
 
 
 class FileSystem(NamedTuple):
-    """What a directory is on, as the kernel names it."""
+    """The file system of a directory, as the kernel names it."""
 
     kind: str
     options: tuple[str, ...]
 
 
 def candidates() -> list[str]:
-    """The places, the best first."""
-    # Not tempfile.gettempdir(), which ends with the working directory: ours may be `/`.
+    """Return the directories that may hold a spool, the best first."""
+    # Not tempfile.gettempdir(), which falls back to the working directory: the server's may be `/`.
     chosen = os.environ.get("TMPDIR")
     return ["/dev/shm", *([os.path.abspath(chosen)] if chosen else []), "/tmp", "/var/tmp", "/run"]
 
 
 def choose_place(wanted_bytes: int, places: Sequence[str] | None = None) -> str:
-    """The first place with so much room, else the one with most of it."""
+    """Return the first directory with `wanted_bytes` free, else the one with the most."""
     rooms = {place: room for place in places or candidates() if (room := room_in(place)) is not None}
     if not rooms:
         raise ResourceExhausted(
@@ -41,21 +41,21 @@ def choose_place(wanted_bytes: int, places: Sequence[str] | None = None) -> str:
 
 
 def room_in(place: str) -> int | None:
-    """Bytes that are free there; none where there are too few inodes, None if we may not write there."""
+    """Return the free bytes of a directory; 0 if it has too few inodes, None if it is not writable."""
     try:
         found = os.statvfs(place)
     except OSError:
         return None
     if not os.access(place, os.W_OK | os.X_OK):
         return None
-    # A file system that makes inodes as it goes tells of none.
+    # A file system with dynamic inodes reports none.
     if found.f_files and found.f_favail < WANTED_FILES:
         return 0
     return found.f_bavail * found.f_frsize
 
 
 def file_system_of(path: str) -> FileSystem:
-    """The mount that a path is in: the longest of their points, and of equal ones the last."""
+    """Return the file system of a path: the longest matching mount point, and the last of equal ones."""
     best, found = "", FileSystem("", ())
     with open("/proc/self/mountinfo") as file:
         for line in file:

@@ -1,4 +1,4 @@
-"""What can be said of a request before anything is tried: each error names the field. Pure."""
+"""Validates requests before anything is started; each error names the field. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_spec(spec: ProcessSpec) -> None:
     if spec.limits is not None:
         _check_limits(spec.limits)
     if spec.size is not None and not spec.tty:
-        raise InvalidParams("size goes with tty")
+        raise InvalidParams("size needs tty")
 
 
 def check_command(spec: CommandSpec) -> None:
@@ -39,7 +39,7 @@ def check_command(spec: CommandSpec) -> None:
         raise InvalidParams("commandId is empty")
     _check_text(spec.command, "command")
     if spec.pipe_stdin and spec.input is not None:
-        raise InvalidParams("input goes without pipeStdin: write it to the command's stdin")
+        raise InvalidParams("input and pipeStdin exclude each other: write the input to the command's stdin")
     _check_text(spec.cwd or "", "cwd")
     if spec.cwd == "":
         raise InvalidParams("cwd is empty")
@@ -52,7 +52,7 @@ def check_command(spec: CommandSpec) -> None:
 
 
 def check_run(timeout: float | None, max_bytes: int) -> None:
-    # The comparison is false for what is no number.
+    # The comparison is false for NaN, too.
     if timeout is not None and not timeout >= 0:
         raise InvalidParams(f"timeout {timeout:g}: must not be negative")
     check_bytes(max_bytes)

@@ -1,4 +1,4 @@
-"""What a process sees around it: its variables, its user, its working directory. Reads the user database only."""
+"""The variables, the user and the working directory of a process. Reads the user database only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from holdfast.errors import CwdNotFound, InvalidParams, PermissionRefused, Unkno
 from holdfast.secret_names import is_dropped
 from holdfast.types import CORE_VARIABLES, Confinement, EnvPolicy, ProcessSpec
 
-#: What most terminals and all curses programs know; only where the caller did not say.
+#: A terminal type that nearly every program supports; used if the caller sets none.
 DEFAULT_TERM = "xterm-256color"
 
 
-#: To the kernel the next one is -1.
+#: The next number is -1 to the kernel.
 MAX_ID = 2**32 - 2
 #: In a jail, the name and the home directory of a user that the machine's user database does not list.
 JAIL_USER = "agent"
@@ -26,7 +26,7 @@ JAIL_HOME = "/home/agent"
 
 
 class Account(NamedTuple):
-    """The user that a process runs as."""
+    """The user of a process."""
 
     name: str
     uid: int
@@ -34,11 +34,11 @@ class Account(NamedTuple):
     groups: tuple[int, ...]
     home: str
     shell: str
-    #: Whether the user database has it.
+    #: Whether the user database lists the account.
     listed: bool = True
 
     def within(self, confinement: Confinement | None) -> Account:
-        """The account as its programs see it. A jail lists every user, with a home directory of the jail's own."""
+        """Return the account as its programs see it: a jail lists every user, with a home directory in the jail."""
         if self.listed or confinement is None or confinement.mode == "none":
             return self
         if confinement.mode == "bubblewrap":
@@ -49,7 +49,7 @@ class Account(NamedTuple):
 def build_environment(
     spec: ProcessSpec, base: Mapping[str, str], account: Account | None = None
 ) -> Mapping[str, str]:
-    """The variables of a process; `base` itself where nothing changes. `env` without a policy is exact."""
+    """Return the variables of a process; `base` itself if nothing changes. `env` without a policy is exact."""
     if spec.env is not None and spec.env_policy is None:
         return spec.env
     if spec.env is None and spec.env_policy is None and account is None and not spec.tty:
@@ -65,7 +65,7 @@ def build_environment(
 
 
 def apply_policy(policy: EnvPolicy, base: Mapping[str, str]) -> dict[str, str]:
-    """Inherit, drop what looks secret, drop what is excluded, set, keep only what is included; in this order."""
+    """Inherit, drop names like those of secrets, exclude, set, and include only; in this order."""
     if policy.inherit == "none":
         variables = {}
     elif policy.inherit == "core":
@@ -86,13 +86,13 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def resolve_user(user: str) -> Account:
-    """An account by `name`, `uid`, or `uid:gid`; a uid needs no entry in the user database."""
+    """Return the account for `name`, `uid`, or `uid:gid`; a uid needs no entry in the user database."""
     name, _, group = user.partition(":")
     uid = _parse_id(name)
     listed = True
     try:
         entry = pwd.getpwnam(name) if uid is None else pwd.getpwuid(uid)
-    except (KeyError, ValueError):  # the latter for a name that holds a NUL or is no text
+    except (KeyError, ValueError):  # ValueError for a name with a NUL or without a valid encoding
         if uid is None:
             raise UnknownUser(f"unknown user {name!r}") from None
         entry, listed = pwd.struct_passwd((name, "x", uid, uid, "", "/", "/bin/sh")), False
@@ -117,9 +117,9 @@ def _resolve_group(group: str) -> int:
 
 
 def _parse_id(text: str) -> int | None:
-    """A numeric user or group id; None for a name.
+    """Return a numeric user or group id; None for a name.
 
-    The largest 32-bit number is refused: to setresuid(2) it means "leave it", and the process would run as us.
+    The largest 32-bit number is refused: setresuid(2) would keep the server's user for it.
     """
     if not text.isdecimal():
         return None
@@ -129,12 +129,12 @@ def _parse_id(text: str) -> int | None:
 
 
 def resolve_cwd(cwd: str | None) -> str:
-    """A path from a path or a `file:` URI; None is our own working directory."""
+    """Return the path of a path or a `file:` URI; None is the server's working directory."""
     if cwd is None:
         try:
             return os.getcwd()
         except OSError as error:
-            raise CwdNotFound(f"our own working directory is gone: {error.strerror}") from None
+            raise CwdNotFound(f"the server's working directory is gone: {error.strerror}") from None
     if not cwd:
         raise InvalidParams("cwd is empty")
     if cwd.startswith("file:"):

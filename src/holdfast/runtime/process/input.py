@@ -1,7 +1,7 @@
-"""What is on its way to a process's stdin: one queue, in order, with a bound. Touches one descriptor.
+"""The queue of input for a process's stdin, in order and bounded. Touches one descriptor.
 
-A write goes straight into the pipe when there is room and nothing waits. Else it queues, and the writer waits once
-the queue is over its bound, so that a caller feels a process that does not read.
+A write goes directly into the pipe if the pipe has room and the queue is empty. Else it is queued, and the writer
+waits while the queue exceeds its bound: back-pressure from a process that does not read.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Final
 
 from holdfast.errors import StdinClosed
 
-#: How many write ids are remembered: a client repeats only what it had unanswered when its connection broke.
-REMEMBERED_WRITES: Final = 1_024
-#: How soon to look whether a named pipe was opened for reading, and then twice as long each time: the kernel does
-#: not report that to a writer.
-LOOK_SECONDS: Final = (0.001, 0.05)
-#: What a terminal takes for the end of input; a terminal's own descriptor must stay open for its output.
+#: Write ids that are retained: a client repeats only writes that were unanswered when its connection broke.
+RETAINED_WRITE_IDS: Final = 1_024
+#: The first interval, and the longest, of polls for a reader of a named pipe: the kernel does not report one to a
+#: writer.
+READER_POLL_SECONDS: Final = (0.001, 0.05)
+#: The end of input on a terminal; the descriptor must stay open for the terminal's output.
 END_OF_TRANSMISSION: Final = b"\x04"
 
 
 class InputQueue:
-    """Serialises writers. `fd` is non-blocking; `-1` is a stdin that was closed from the start.
+    """Serialises writers. `fd` is non-blocking; -1 is a stdin that was closed from the start.
 
-    With `awaits_reader`, `fd` is the writing end of a named pipe that its reader will open, or is to come (`open`).
-    Nothing is written and the pipe is not closed before it has a reader: a reader that comes when the pipe has no
-    writer any more would wait for one.
+    With `awaits_reader`, `fd` is the writing end of a named pipe without a reader yet, or is set later by `open`.
+    The queue neither writes to the pipe nor closes it before it has a reader: a reader that opens a pipe without a
+    writer would block.
     """
 
     __slots__ = (
@@ -38,11 +38,11 @@ class InputQueue:
         "_drained",
         "_fd",
         "_limit",
-        "_looking",
         "_name",
         "_owns_fd",
         "_queue",
         "_queued",
+        "_reader_poll",
         "_writes",
         "on_put",
     )
@@ -50,7 +50,7 @@ class InputQueue:
     def __init__(self, fd: int, *, name: str, limit: int, owns_fd: bool, awaits_reader: bool = False) -> None:
         self._fd = fd
         self._awaits_reader = awaits_reader
-        self._looking: asyncio.TimerHandle | None = None
+        self._reader_poll: asyncio.TimerHandle | None = None
         self._name = name
         self._limit = limit
         self._owns_fd = owns_fd
@@ -59,33 +59,33 @@ class InputQueue:
         self._drained: asyncio.Event | None = None
         self._closing = fd < 0 and not awaits_reader
         self._writes: OrderedDict[str, None] = OrderedDict()
-        #: Told of what is accepted, before it goes.
+        #: Called with accepted input before it is written.
         self.on_put: Callable[[bytes], None] | None = None
 
     def open(self, fd: int) -> None:
-        """The pipe that its reader will open."""
+        """Set the writing end of the named pipe."""
         self._fd = fd
         if self._closing or not self._is_empty:
             self._has_reader()
 
     def _has_reader(self) -> bool:
-        """Whether input can go. Without a reader, what waits goes when there is one."""
-        if self._awaits_reader and self._looking is None and self._fd >= 0:
-            self._look_for_reader(LOOK_SECONDS[0])
+        """Whether input can be written; without a reader, start to poll for one."""
+        if self._awaits_reader and self._reader_poll is None and self._fd >= 0:
+            self._poll_for_reader(READER_POLL_SECONDS[0])
         return not self._awaits_reader
 
-    def _look_for_reader(self, seconds: float) -> None:
-        self._looking = None
+    def _poll_for_reader(self, seconds: float) -> None:
+        self._reader_poll = None
         poll = select.poll()
-        poll.register(self._fd, 0)  # an error, which a pipe without a reader has, is told in any case
+        poll.register(self._fd, 0)  # POLLERR, which a pipe without a reader has, is always reported
         if poll.poll(0):
-            later = min(2 * seconds, LOOK_SECONDS[1])
-            self._looking = asyncio.get_running_loop().call_later(seconds, self._look_for_reader, later)
+            later = min(2 * seconds, READER_POLL_SECONDS[1])
+            self._reader_poll = asyncio.get_running_loop().call_later(seconds, self._poll_for_reader, later)
             return
         self._awaits_reader = False
-        self._reader_came()
+        self._reader_opened()
 
-    def _reader_came(self) -> None:
+    def _reader_opened(self) -> None:
         if self._queue:
             asyncio.get_running_loop().add_writer(self._fd, self._flush)
         elif self._closing:
@@ -101,7 +101,7 @@ class InputQueue:
         await self.wait_for_room()
 
     def put(self, data: bytes, write_id: str | None = None) -> None:
-        """Accept `data` without waiting. Whoever does not wait for room next has no bound."""
+        """Accept `data` without waiting. Await `wait_for_room` next, or the queue is unbounded."""
         if write_id is not None and write_id in self._writes:
             return
         if self._closing:
@@ -111,12 +111,12 @@ class InputQueue:
             self._remember(write_id)
 
     def has_taken(self, write_id: str) -> bool:
-        """Whether a write by this name was accepted, among the latest ones."""
+        """Whether a write with this id was accepted, among the latest ones."""
         return write_id in self._writes
 
     def _remember(self, write_id: str) -> None:
         self._writes[write_id] = None
-        if len(self._writes) > REMEMBERED_WRITES:
+        if len(self._writes) > RETAINED_WRITE_IDS:
             self._writes.popitem(last=False)
 
     @property
@@ -130,7 +130,7 @@ class InputQueue:
             await self._drained.wait()
 
     def close(self) -> None:
-        """No more input: what is queued still goes, then the pipe closes (a terminal gets Ctrl-D)."""
+        """Close the input after the queued bytes; a terminal gets Ctrl-D."""
         if self._closing:
             return
         if not self._owns_fd:
@@ -145,7 +145,7 @@ class InputQueue:
         return not self._queue
 
     def abandon(self) -> None:
-        """The process is gone: drop what is queued and wake whoever waits."""
+        """Drop the queue and wake all waiters: the process has ended."""
         self._closing = True
         self._awaits_reader = False
         self._queue.clear()
@@ -171,7 +171,7 @@ class InputQueue:
         except BlockingIOError:
             return 0
         except OSError:
-            # EPIPE, EIO: the reader closed its end. The process may live on; its input is over.
+            # EPIPE, EIO: the reader closed its end. The process may run on without input.
             self.abandon()
             raise StdinClosed(f"process {self._name!r} closed its stdin") from None
 
@@ -185,7 +185,7 @@ class InputQueue:
                     break
                 self._queue.popleft()
         except StdinClosed:
-            return  # those who wait were woken; the next write is told
+            return  # waiters were woken; the next write raises
         if not self._queue:
             asyncio.get_running_loop().remove_writer(self._fd)
             if self._closing:
@@ -193,9 +193,9 @@ class InputQueue:
         self._wake()
 
     def _release(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+        if self._reader_poll is not None:
+            self._reader_poll.cancel()
+            self._reader_poll = None
         if self._fd >= 0:
             asyncio.get_running_loop().remove_writer(self._fd)
             if self._owns_fd:

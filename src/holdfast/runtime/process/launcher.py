@@ -1,11 +1,11 @@
-"""Runs inside a child, between our spawn and the user's program: what posix_spawn cannot do is done here.
+"""Runs inside a child, between the server's spawn and the user's program, for what posix_spawn cannot do.
 
 Started as `python -I -S launcher.py`; reads its orders from descriptor 3, reports a failure on descriptor 4 (which
-closes by itself when the program is executed), and becomes the program. Standard library only, and little of it:
-every import is paid by each start that needs a user switch or limits. What confines is in `confine/applying.py`.
+closes when the program is executed), and executes the program. Standard library only, and little of it: each start
+with a user switch or limits pays for every import. Confinement is in `confine/applying.py`.
 """
 
-# `signal` is the same with enums, which take longer to import than all the rest.
+# `signal` adds enums, which take longer to import than everything else here.
 import _signal  # type: ignore[import-not-found]
 import marshal
 import os
@@ -16,7 +16,7 @@ REPORT_FD = 4
 
 
 def main() -> None:
-    """Apply the orders in the one order that works: limits while still privileged, groups before the user."""
+    """Apply the orders in the required order: limits while still privileged, groups before the user."""
     with open(ORDERS_FD, "rb") as file:
         orders = marshal.load(file)
     os.set_inheritable(REPORT_FD, False)
@@ -24,7 +24,7 @@ def main() -> None:
     try:
         confined = orders["confinement"]
         if confined is not None:
-            # First: whatever we are and do counts for the limits of the cgroup.
+            # First: the launcher itself counts for the limits of the cgroup.
             for path, needed in orders["cgroups"]:
                 try:
                     with open(path + b"/cgroup.procs", "wb", buffering=0) as procs:
@@ -53,7 +53,7 @@ def main() -> None:
             uid, gid, groups = orders["account"]
             if os.geteuid() == 0:
                 if confined is not None and uid != 0:
-                    # While we may: an unprivileged user cannot shrink it.
+                    # Before the switch: an unprivileged user cannot reduce it.
                     applying.empty_bounding_set()
                 os.setgroups(groups)
                 os.setresgid(gid, gid, gid)
@@ -61,7 +61,7 @@ def main() -> None:
         stage = "cwd"
         os.chdir(orders["cwd"])
         stage = "exec"
-        # Python ignores these two in every program that it runs, and exec passes that on.
+        # Python ignores these two signals, and an exec inherits that.
         for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
             _signal.signal(number, _signal.SIG_DFL)
         argv = orders["argv"]

@@ -1,4 +1,4 @@
-"""Signals by the names that people and protocols use, and how a process ended in these words; pure."""
+"""Names of signals, as people and protocols write them, and exit statuses from waitid(2). Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import signal
 from holdfast.errors import UnknownSignal
 from holdfast.types import ExitStatus
 
-#: The word that the Codex client sends.
+#: The names that the Codex client sends.
 _WORDS = {"INTERRUPT": signal.SIGINT, "TERMINATE": signal.SIGTERM, "HANGUP": signal.SIGHUP}
 
 
 def parse_signal(name: str) -> signal.Signals:
-    """`INT`, `SIGINT`, `int`, `interrupt` or `2`."""
+    """Return the signal for `INT`, `SIGINT`, `int`, `interrupt` or `2`."""
     word = name.strip().upper()
     if word in _WORDS:
         return _WORDS[word]
@@ -26,7 +26,7 @@ def parse_signal(name: str) -> signal.Signals:
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; real-time signals have a number only."""
+    """Return `SIGKILL` for 9; real-time signals have a number only."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -34,7 +34,7 @@ def signal_name(number: int) -> str:
 
 
 def exit_status(code: int, status: int) -> ExitStatus:
-    """From what waitid(2) tells: `si_code` and `si_status`."""
+    """Return the exit status for `si_code` and `si_status` of waitid(2)."""
     if code == os.CLD_EXITED:
         return ExitStatus(status)
     return ExitStatus(128 + status, signal_name(status))

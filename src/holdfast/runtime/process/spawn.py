@@ -1,8 +1,8 @@
-"""Starts a program on pipes or on a terminal and answers with its pid, or with an error that names the cause.
+"""Spawns a program on pipes or on a terminal; returns its pid, or raises an error that names the cause.
 
-The straight way is one posix_spawn (vfork underneath: its cost does not grow with our memory). What posix_spawn
-cannot do, a user switch and rlimits, takes the way through `launcher.py`. Neither runs Python between fork and
-exec in this process.
+The usual start is one posix_spawn (by vfork: its cost does not grow with the server's memory). A user switch and
+rlimits, which posix_spawn lacks, go through `launcher.py`. Neither runs Python between fork and exec in this
+process.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from holdfast.errors import (
     ResourceExhausted,
 )
 from holdfast.launch import self_exec
-from holdfast.runtime.confine.composing import Composed
+from holdfast.runtime.confine.launch_plan import LaunchPlan
 from holdfast.runtime.libc import SpawnPlan
 from holdfast.runtime.process.environment import Account
 from holdfast.runtime.process.launcher import ORDERS_FD, REPORT_FD
-from holdfast.runtime.process.oom import OomScore
 from holdfast.types import Limits
 
-#: Behind the two that the launcher has.
+#: The descriptor after the two of the launcher.
 SCRIPTED_INPUT_FD: Final = REPORT_FD + 1
 _LAUNCHER: Final = self_exec.script(__file__, "launcher")
+_HIGHEST_OOM_SCORE: Final = 1_000
 _RLIMIT_NAMES: Final = {
     "cpu_seconds": "RLIMIT_CPU",
     "memory_bytes": "RLIMIT_AS",
@@ -49,8 +49,8 @@ _RLIMIT_NAMES: Final = {
 }
 
 
-class Command(NamedTuple):
-    """A program to start, resolved: nothing here is looked up again."""
+class SpawnCommand(NamedTuple):
+    """A program to start, with all names resolved."""
 
     path: str
     argv: Sequence[str]
@@ -59,30 +59,75 @@ class Command(NamedTuple):
     cwd: str
     account: Account | None = None
     limits: Limits | None = None
-    #: What is executed in place of it, and how it is confined.
-    confined: Composed | None = None
-    #: Directories of cgroups that it is in before it executes, and whether it must be.
+    #: The wrapper that is executed in place of the program, and the confinement.
+    confined: LaunchPlan | None = None
+    #: Directories of cgroups to join before the exec, and whether a failure to join is an error.
     cgroups: Sequence[tuple[str, bool]] = ()
 
 
+class OomScore:
+    """The oom_score_adj of processes: the server's and `added`, so that the kernel kills them before the server.
+
+    A child inherits its parent's value and passes it on. So the server's own value is raised during a spawn:
+    written to the child after the spawn, it would come too late for processes that the child forks at once. Where
+    the value cannot be set, the kernel's default applies.
+    """
+
+    def __init__(self, added: int) -> None:
+        self._fd = -1
+        self._ours = self._theirs = b""
+        if added <= 0:
+            return
+        try:
+            fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            self._ours = os.pread(fd, 16, 0).strip()
+            self._theirs = b"%d" % min(_HIGHEST_OOM_SCORE, int(self._ours) + added)
+            os.pwrite(fd, self._theirs, 0)
+            os.pwrite(fd, self._ours, 0)
+        except OSError:
+            os.close(fd)  # some containers refuse it
+            return
+        self._fd = fd
+
+    @contextmanager
+    def for_children(self) -> Iterator[None]:
+        """Raise the value for the children that are spawned in this context."""
+        if self._fd < 0:
+            yield
+            return
+        os.pwrite(self._fd, self._theirs, 0)
+        try:
+            yield
+        finally:
+            os.pwrite(self._fd, self._ours, 0)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
 class StandardStreams(NamedTuple):
-    """The child's descriptors 0, 1 and 2: ours to pass on, or the path of a terminal for all three."""
+    """The sources of the child's descriptors 0, 1 and 2, or the path of a terminal for all three."""
 
     stdin: int = -1
     stdout: int = -1
     stderr: int = -1
     terminal: str | None = None
-    #: The input of a program whose stdin is its script: descriptor `SCRIPTED_INPUT_FD`.
+    #: The input of a program that reads its script from stdin: descriptor `SCRIPTED_INPUT_FD`.
     scripted_input: int = -1
 
 
 def encode_variables(environment: Mapping[str, str]) -> list[bytes]:
-    """Surrogates stand for bytes that are no UTF-8, as everywhere in Python's view of the system."""
+    """Encode `NAME=value`; surrogates stand for bytes that are not UTF-8 (PEP 383)."""
     return [f"{name}={value}".encode(errors="surrogateescape") for name, value in environment.items()]
 
 
 def find_program(name: str, environment: Mapping[str, str], cwd: str) -> str:
-    """The file that `name` means to a process with this environment and directory, as execvp(3) would find it."""
+    """Return the file of `name` for a process with this environment and directory, as execvp(3) would find it."""
     if not name:
         raise InvalidParams("argv[0] is empty")
     if "/" in name:
@@ -103,8 +148,10 @@ def find_program(name: str, environment: Mapping[str, str], cwd: str) -> str:
     raise CommandNotFound(f"{name}: command not found")
 
 
-def spawn(command: Command, streams: StandardStreams, soft_limits: Mapping[int, int], oom_score: OomScore) -> int:
-    """Start it; returns the pid. `soft_limits` are rlimits that the child gets and we do not keep."""
+def spawn(
+    command: SpawnCommand, streams: StandardStreams, soft_limits: Mapping[int, int], oom_score: OomScore
+) -> int:
+    """Start a program; returns the pid. `soft_limits` are rlimits of the child alone."""
     plan = _plan(streams)
     plan.chdir(os.fsencode(command.cwd))
     plan.close_from(3 if streams.scripted_input < 0 else SCRIPTED_INPUT_FD + 1)
@@ -117,17 +164,16 @@ def spawn(command: Command, streams: StandardStreams, soft_limits: Mapping[int, 
 
 
 async def spawn_through_launcher(
-    command: Command,
+    command: SpawnCommand,
     streams: StandardStreams,
     soft_limits: Mapping[int, int],
     oom_score: OomScore,
     newborn: set[int],
 ) -> int:
-    """The same for a command with a user, limits or a confinement: waits until the launcher has become the program.
+    """Start a command with a user, limits or a confinement; returns once the launcher has executed the program.
 
-    Of one in a jail, until the jail stands. `JailFailed` if it does not: bwrap has said why on the stderr.
-
-    Its pid is among `newborn` meanwhile: it may end before we look, and whoever reaps orphans must not take it.
+    For a jail, returns once the jail is set up; raises `JailFailed` if that fails, with bwrap's message on the
+    command's stderr. The pid is in `newborn` meanwhile, so that the reaper of orphans leaves it alone.
     """
     limits = command.limits or Limits()
     python = self_exec.command()
@@ -148,7 +194,7 @@ async def spawn_through_launcher(
         report, report_fd = _report_channel(jailed=_is_jailed(command))
         opened += [report, report_fd]
         plan = _plan(streams)
-        # A low source would be overwritten before it is copied; ours are high in a server, not in a script.
+        # A low descriptor would be overwritten before it is copied; in a server they are high, not in a script.
         lowest = SCRIPTED_INPUT_FD + 1
         orders_fd, report_fd = _above(orders_fd, lowest, opened), _above(report_fd, lowest, opened)
         plan.dup2(orders_fd, ORDERS_FD)
@@ -157,8 +203,8 @@ async def spawn_through_launcher(
         with _soft_limits(soft_limits), oom_score.for_children():
             pid = plan.run(
                 os.fsencode(python[0]),
-                # By its path: Python looks for its library beside the name that it was called by, and with another
-                # name in the working directory, where `/` has the library of the system's Python.
+                # By its path: Python searches its library beside argv[0], and otherwise in the working directory,
+                # where `/` has the library of the system's Python.
                 [os.fsencode(word) for word in (*python, "-I", "-S", _LAUNCHER)],
                 [b"LC_ALL=C.UTF-8"],
             )
@@ -177,7 +223,7 @@ async def spawn_through_launcher(
         for fd in opened:
             os.close(fd)
     if said:
-        os.waitpid(pid, 0)  # noqa: ASYNC222 - it has closed its report and is at its last instruction
+        os.waitpid(pid, 0)  # noqa: ASYNC222 - it has closed its report and is exiting
         stage, number, text = marshal.loads(said)
         if stage == "limits":
             raise PermissionRefused(f"limits: {text}")
@@ -187,8 +233,8 @@ async def spawn_through_launcher(
             raise PermissionRefused(f"cannot run as {command.account.name!r}: {text}")
         raise explain(number, command, cwd_failed=stage == "cwd")
     if failed:
-        os.waitpid(pid, 0)  # noqa: ASYNC222 - the jail's first process has ended, and bwrap does nothing but follow
-        raise JailFailed("the jail does not stand")
+        os.waitpid(pid, 0)  # noqa: ASYNC222 - the jail's first process has ended, and bwrap exits after it
+        raise JailFailed("the jail could not be set up")
     return pid
 
 
@@ -196,19 +242,19 @@ class JailFailed(PermissionRefused):
     """bwrap could not make the jail."""
 
 
-def _user_to_become(command: Command) -> tuple[int, int, list[int]] | None:
-    """The user that the launcher becomes. bwrap runs as the server does: a program in its jail changes the user."""
+def _user_to_become(command: SpawnCommand) -> tuple[int, int, list[int]] | None:
+    """Return the user for the launcher. bwrap runs as the server does: a program in its jail changes the user."""
     account = command.account
     if account is None or _is_jailed(command):
         return None
     return account.uid, account.gid, list(account.groups)
 
 
-def _is_jailed(command: Command) -> bool:
+def _is_jailed(command: SpawnCommand) -> bool:
     return command.confined is not None and command.confined.orders["mode"] == "bubblewrap"
 
 
-def _what_to_execute(command: Command) -> dict[str, object]:
+def _what_to_execute(command: SpawnCommand) -> dict[str, object]:
     confined = command.confined
     if confined is None:
         return {
@@ -234,9 +280,9 @@ def _what_to_execute(command: Command) -> dict[str, object]:
 
 
 def _report_channel(*, jailed: bool) -> tuple[int, int]:
-    """Our end and the launcher's. Of a jail: a socket with a byte in it that bwrap reads when all is set up.
+    """Return the server's end and the launcher's; for a jail a socket with a byte that bwrap reads after its setup.
 
-    If bwrap ends without having read it, the kernel tells us that something was left unread.
+    If bwrap ends with the byte unread, the server's end gets ECONNRESET.
     """
     if not jailed:
         report, theirs = os.pipe2(os.O_CLOEXEC)
@@ -249,7 +295,7 @@ def _report_channel(*, jailed: bool) -> tuple[int, int]:
 
 
 async def _read_report(fd: int) -> tuple[bytes, bool]:
-    """What the launcher reports, empty once it has become the program; and whether it left something unread."""
+    """Return the launcher's report, empty after its exec, and whether a byte was left unread."""
     loop = asyncio.get_running_loop()
     said = b""
     while True:
@@ -303,7 +349,7 @@ def _above(fd: int, lowest: int, opened: list[int]) -> int:
 
 @contextmanager
 def _soft_limits(limits: Mapping[int, int]) -> Iterator[None]:
-    """Ours are theirs for the moment of the spawn: a child inherits its parent's, and nobody else spawns then."""
+    """Set the server's own limits during a spawn: a child inherits its parent's, and no other spawn runs then."""
     saved = [(kind, resource.getrlimit(kind)) for kind in limits]
     try:
         for kind, (_, hard) in saved:
@@ -314,8 +360,8 @@ def _soft_limits(limits: Mapping[int, int]) -> Iterator[None]:
             resource.setrlimit(kind, both)
 
 
-def explain(number: int, command: Command, *, cwd_failed: bool = False) -> HoldfastError:
-    """Why a start failed, in words: posix_spawn tells one errno for chdir and exec alike."""
+def explain(number: int, command: SpawnCommand, *, cwd_failed: bool = False) -> HoldfastError:
+    """Return the error of a failed start: posix_spawn reports the same errno for chdir and for exec."""
     name = command.argv[0]
     text = os.strerror(number)
     if number in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG):

@@ -1,6 +1,6 @@
-"""From a spec to a running pid with our ends of its streams: what to execute, on which descriptors, how marked.
+"""Starts a process from its spec: resolves the program, opens its streams, marks and records it.
 
-Opens pipes and terminals, and closes what the child has taken. What happens to the process afterwards is `process`.
+Opens pipes and terminals, and closes the child's ends after the spawn. `process` manages the running process.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import PermissionRefused, ResourceExhausted
 from holdfast.launch.pidfd_signals import signal_child_group
-from holdfast.runtime.confine.composing import compose, default_cwd, environment_for
-from holdfast.runtime.confine.jail import Jail
+from holdfast.runtime.confine.jail import ProcessJail
+from holdfast.runtime.confine.launch_plan import default_cwd, environment_for, plan_launch
 from holdfast.runtime.output.journal import output_kinds
 from holdfast.runtime.process.environment import Account, build_environment, resolve_cwd, resolve_user
-from holdfast.runtime.process.oom import OomScore
 from holdfast.runtime.process.process import set_terminal_size
 from holdfast.runtime.process.spawn import (
-    Command,
     JailFailed,
+    OomScore,
+    SpawnCommand,
     StandardStreams,
     encode_variables,
     find_program,
@@ -36,49 +36,48 @@ from holdfast.runtime.tree.process_table import MARK_VARIABLE, limits_can_mark, 
 from holdfast.types import ProcessSpec, TerminalSize
 
 if TYPE_CHECKING:
-    from holdfast.runtime.durability.process_log import Keeping, Notes
+    from holdfast.runtime.durability.durability import Durability
+    from holdfast.runtime.durability.recorder import ProcessRecorder
     from holdfast.runtime.tree.cgroup import Cgroup, Cgroups
 
-#: Descriptors that starts leave free: for logs of what runs, for kills, for connections.
+#: Descriptors that starts leave free: for logs of running processes, for kills, for connections.
 SPARE_DESCRIPTORS: Final = 64
-#: Of a small limit, a part of it.
+#: The fraction of a small limit that is left free.
 _SPARE_FRACTION: Final = 16
-#: Erase a whole character in line mode, not its last byte. The termios module does not name it.
+#: Makes line mode erase a whole character and not its last byte; the termios module lacks it.
 _IUTF8: Final = 0o040000
 
 
-class Started(NamedTuple):
-    """A process that runs, and our ends of its streams."""
+class StartedProcess(NamedTuple):
+    """A process that runs, and the server's ends of its streams."""
 
     pid: int
     mark: int
     cwd: str
     #: Descriptors by the journal's kinds: stdout and stderr, or a terminal.
     outputs: dict[int, int]
-    #: Where its input goes, or -1.
+    #: The descriptor for its input, or -1.
     stdin: int
-    #: What was written down of it, under a keeper.
-    notes: Notes | None = None
-    #: Where it is, if it had to be there from the beginning; and what it is in, if that was seen to stand.
+    recorder: ProcessRecorder
+    #: The cgroup, if the process was started in one; and the jail, once it was found.
     cgroup: Cgroup | None = None
-    jail: Jail | None = None
+    jail: ProcessJail | None = None
 
     def undo(self) -> None:
-        """Kill it and close our ends, as if it had not been started."""
+        """Kill the process and close the server's ends, as if it had not been started."""
         signal_child_group(self.pid, signal.SIGKILL)
         for fd in {self.stdin, *self.outputs.values()} - {-1}:
             os.close(fd)
         if self.jail is not None:
             self.jail.close()
-        if self.notes is not None:
-            self.notes.undo()
+        self.recorder.undo()
         os.waitpid(self.pid, 0)
         if self.cgroup is not None:
             self.cgroup.remove()
 
 
 class _Streams:
-    """The descriptors of one start: ours to keep, the child's to close once it has them."""
+    """The descriptors of one start: the server's ends, and the child's, which are closed after the spawn."""
 
     def __init__(self) -> None:
         self.for_child = StandardStreams()
@@ -87,7 +86,7 @@ class _Streams:
         self._theirs: list[int] = []
 
     def open_pipes(self, null: int, given: int | None, *, pipe_stdin: bool, merge_stderr: bool) -> None:
-        """`given` is its stdin: with `pipe_stdin` a script, which finds the pipe beside it."""
+        """Open pipes. `given` is the stdin; with `pipe_stdin` it is a script, and the pipe is beside it."""
         for kind in output_kinds(tty=False, merge_stderr=merge_stderr):
             self.outputs[kind], write = os.pipe2(os.O_CLOEXEC)
             self._theirs.append(write)
@@ -123,7 +122,7 @@ class _Streams:
         return max(self.stdin, *self._theirs, *self.outputs.values())
 
     def last_words(self) -> str:
-        """What was printed by one that could not begin."""
+        """Return the output of a program that could not start."""
         said = b""
         for fd in self.outputs.values():
             with contextlib.suppress(OSError):
@@ -142,78 +141,75 @@ class _Streams:
 
 
 def starts_at_once(spec: ProcessSpec) -> bool:
-    """Whether one posix_spawn is enough.
-
-    A user switch, limits and a confinement go through the launcher, and take a while.
-    """
+    """Whether one posix_spawn is enough: a user switch, limits and a confinement need the slower launcher."""
     return spec.user is None and spec.limits is None and spec.confinement is None
 
 
 def is_jailed(spec: ProcessSpec) -> bool:
-    """Whether the process that we start is not the program, but what holds it."""
+    """Whether the leader is bwrap and not the program itself."""
     return spec.confinement is not None and spec.confinement.mode == "bubblewrap"
 
 
 class Starter:
-    """Starts processes in an environment; `open_files` is their descriptor limit, if ours was raised."""
+    """Starts processes in an environment; `open_files` is their descriptor limit, if the server raised its own."""
 
     def __init__(
         self,
         environ: Mapping[str, str],
         open_files: int | None,
-        keeping: Keeping | None = None,
+        durability: Durability,
         spare: Callable[[], bool] = lambda: False,
         oom_score_adj: int = 0,
     ) -> None:
-        """`spare` gives up descriptors of what is needed least; False if there are none."""
+        """`spare` closes the least needed descriptors; it returns False if there are none."""
         self._environ = dict(environ)
-        self._keeping = keeping
+        self._durability = durability
         self._spare = spare
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._oom_score = OomScore(oom_score_adj)
-        #: Most processes get just this: encoded once.
+        #: The environment of most processes, encoded once.
         self._variables = encode_variables(self._environ)
         self._soft_limits = {} if open_files is None else {resource.RLIMIT_NOFILE: open_files}
-        #: Pids of starts that are under way: children of ours that are no orphans.
+        #: Pids of starts that are under way: children of the server that are not orphans.
         self.newborn: set[int] = set()
-        #: Makes the cgroups of those whose whole tree is limited; None where none can be made.
+        #: Makes cgroups for limits of a whole tree; None where no cgroup can be made.
         self.cgroups: Cgroups | None = None
-        #: Paths of ours that no confined process may reach.
+        #: Paths of the server that no confined process may access.
         self.own: tuple[str, ...] = ()
 
     def close(self) -> None:
         os.close(self._null)
         self._oom_score.close()
 
-    def start(self, spec: ProcessSpec, stdin: int | None = None, *, internal: bool = False) -> Started:
-        """Start a spec that `starts_at_once`; `stdin` is a descriptor to give it for the one it would get."""
+    def start(self, spec: ProcessSpec, stdin: int | None = None, *, internal: bool = False) -> StartedProcess:
+        """Start a spec that `starts_at_once`; `stdin` replaces the descriptor that the spec would get."""
         mark = new_mark()
         command = self._command(spec, mark, None)
         streams = self._open(spec, None, stdin)
-        notes = None
+        recorder = None
         try:
-            notes = self._note(spec, mark, command, streams, internal)
+            recorder = self._record(spec, mark, command, streams, internal)
             pid = spawn(command, streams.for_child, self._limits(mark), self._oom_score)
         except BaseException:
             streams.close()
-            if notes is not None:
-                notes.undo()
+            if recorder is not None:
+                recorder.undo()
             raise
         streams.close_theirs()
-        return Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes)
+        return StartedProcess(pid, mark, command.cwd, streams.outputs, streams.stdin, recorder)
 
     async def start_through_launcher(
         self, spec: ProcessSpec, stdin: int | None = None, *, internal: bool = False
-    ) -> Started:
+    ) -> StartedProcess:
         """Start any spec."""
         mark = new_mark()
         account = None if spec.user is None else resolve_user(spec.user)
         command = await self._confined(spec, self._command(spec, mark, account))
         streams = self._open(spec, account, stdin)
-        notes, cgroup = None, None
+        recorder, cgroup = None, None
         try:
-            notes = self._note(spec, mark, command, streams, internal)
-            cgroup = self._cgroup(spec, notes)
+            recorder = self._record(spec, mark, command, streams, internal)
+            cgroup = self._cgroup(spec, recorder.key)
             if cgroup is not None:
                 command = command._replace(cgroups=cgroup.directories)
             pid = await spawn_through_launcher(
@@ -222,20 +218,20 @@ class Starter:
         except BaseException as error:
             said = streams.last_words() if isinstance(error, JailFailed) else ""
             streams.close()
-            if notes is not None:
-                notes.undo()
+            if recorder is not None:
+                recorder.undo()
             if cgroup is not None:
                 cgroup.remove()
             if isinstance(error, JailFailed):
                 raise PermissionRefused(f"confinement: {said or error}") from None
             raise
         streams.close_theirs()
-        started = Started(pid, mark, command.cwd, streams.outputs, streams.stdin, notes, cgroup)
+        started = StartedProcess(pid, mark, command.cwd, streams.outputs, streams.stdin, recorder, cgroup)
         return await self._found_in_jail(started) if is_jailed(spec) else started
 
-    async def _found_in_jail(self, started: Started) -> Started:
-        jail = Jail(started.pid)
-        # It may end while we look, and is nobody's until we return.
+    async def _found_in_jail(self, started: StartedProcess) -> StartedProcess:
+        jail = ProcessJail(started.pid)
+        # The process may end during the search, and has no owner until this returns.
         self.newborn.add(started.pid)
         try:
             await jail.wait_found()
@@ -247,14 +243,14 @@ class Starter:
             self.newborn.discard(started.pid)
         return started._replace(jail=jail)
 
-    async def _confined(self, spec: ProcessSpec, command: Command) -> Command:
+    async def _confined(self, spec: ProcessSpec, command: SpawnCommand) -> SpawnCommand:
         confinement = spec.confinement
         if confinement is None:
             return command
         variables = (os.fsdecode(variable).partition("=") for variable in command.variables)
-        # On a thread: it looks at some thousand files.
+        # On a thread: it examines some thousand files.
         confined = await asyncio.to_thread(
-            compose,
+            plan_launch,
             confinement,
             path=command.path,
             argv=command.argv,
@@ -267,25 +263,23 @@ class Starter:
         )
         return command._replace(confined=confined)
 
-    def _cgroup(self, spec: ProcessSpec, notes: Notes | None) -> Cgroup | None:
-        """One to be in from the beginning, for limits; and where neither a jail holds it nor time may let it go."""
+    def _cgroup(self, spec: ProcessSpec, key: int) -> Cgroup | None:
+        """Make the cgroup in which a process starts: for limits, and under Landlock, which contains no tree."""
         confinement = spec.confinement
         if confinement is None or not (confinement.limits_tree or confinement.mode == "landlock"):
             return None
         if self.cgroups is not None:
-            return self.cgroups.make(confinement, None if notes is None else notes.key)
+            return self.cgroups.make(confinement, key)
         if confinement.limits_tree:
             raise PermissionRefused("confinement: no cgroup can be made here, and limits of a whole tree need one")
         return None
 
-    def _note(
-        self, spec: ProcessSpec, mark: int, command: Command, streams: _Streams, internal: bool
-    ) -> Notes | None:
-        if self._keeping is None:
-            return None
-        return self._keeping.begin(spec, mark, command.cwd, streams.outputs, streams.stdin, internal=internal)
+    def _record(
+        self, spec: ProcessSpec, mark: int, command: SpawnCommand, streams: _Streams, internal: bool
+    ) -> ProcessRecorder:
+        return self._durability.begin(spec, mark, command.cwd, streams.outputs, streams.stdin, internal=internal)
 
-    def _command(self, spec: ProcessSpec, mark: int, account: Account | None) -> Command:
+    def _command(self, spec: ProcessSpec, mark: int, account: Account | None) -> SpawnCommand:
         cwd = default_cwd(spec.confinement) if spec.cwd is None else None
         cwd = cwd or resolve_cwd(spec.cwd)
         environment = build_environment(spec, self._environ, account)
@@ -293,7 +287,7 @@ class Starter:
             environment = environment_for(spec.confinement, environment)
         if not limits_can_mark():
             environment = {**environment, MARK_VARIABLE: str(mark)}
-        return Command(
+        return SpawnCommand(
             path=find_program(spec.argv[0], environment, cwd),
             argv=spec.argv if spec.arg0 is None else (spec.arg0, *spec.argv[1:]),
             variables=self._variables if environment is self._environ else encode_variables(environment),
@@ -326,7 +320,7 @@ class Starter:
 
 
 def _require_spare_descriptors(highest: int) -> None:
-    """The kernel gives the lowest number that is free: from one of them we know how many are in use."""
+    """Raise EMFILE if too few descriptors are free; the kernel assigns the lowest free number."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if highest >= limit - min(SPARE_DESCRIPTORS, limit // _SPARE_FRACTION):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -337,7 +331,7 @@ def _why_not_opened(spec: ProcessSpec, error: OSError) -> str:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return (
             f"too many open files in the server: its limit is {limit} descriptors (RLIMIT_NOFILE), some of which "
-            "are kept for what runs; end some processes, or start the server with a higher hard limit"
+            "are reserved for running processes; end some processes, or start the server with a higher hard limit"
         )
     if error.errno == errno.ENFILE:
         return "the machine has no descriptors left (fs.file-max)"

@@ -1,1 +1,1 @@
-"""Live shells, whose state persists from command to command."""
+"""Live shells: programs with a state that persists from command to command."""

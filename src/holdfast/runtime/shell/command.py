@@ -1,6 +1,6 @@
-"""One command in a live shell: printed output and an end like a process, and the shell's word instead of a pid.
+"""One command in a live shell: its output and its end are recorded like those of a process; it has no pid.
 
-Touches nothing itself; the shell hands it its streams and tells it how it ended.
+Touches nothing itself. `LiveShell` gives it its streams and its result; it reports when the result is recorded.
 """
 
 from __future__ import annotations
@@ -10,30 +10,29 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError
-from holdfast.runtime.output.job import Recorded
-from holdfast.runtime.output.output_log import Spool
+from holdfast.runtime.output.job import Job
 from holdfast.runtime.output.poller import Poller
 from holdfast.runtime.process.input import InputQueue
 from holdfast.types import CommandEnded, CommandSpec, ExitStatus
 
 if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
-    from holdfast.runtime.durability.shell_log import CommandNotes
+    from holdfast.runtime.durability.shell_recorder import CommandRecorder
 
 
-class ShellCommand(Recorded):
-    """From the moment it is queued until its result is forgotten."""
+class ShellCommand(Job):
+    """A command from the moment it is queued until its result is forgotten."""
 
     __slots__ = (
         "_callbacks",
-        "_on_end",
+        "_on_recorded",
         "_timer",
         "began",
         "began_ticks",
         "ended",
         "error",
         "input",
-        "notes",
+        "recorder",
         "spec",
         "stop",
         "timed_out",
@@ -42,44 +41,34 @@ class ShellCommand(Recorded):
     def __init__(
         self,
         spec: CommandSpec,
+        recorder: CommandRecorder,
         *,
-        spool: Spool,
         poller: Poller,
         config: ExecServerConfig,
         on_growth: Callable[[], None],
-        on_end: Callable[[ShellCommand], None],
-        notes: CommandNotes | None = None,
+        on_recorded: Callable[[ShellCommand], None],
     ) -> None:
         super().__init__(
-            spec.command_id,
-            (0, 1),
-            overflow="follow",
-            spool=spool,
-            poller=poller,
-            config=config,
-            on_growth=on_growth,
-            notes=notes,
+            spec.command_id, recorder, overflow="follow", poller=poller, config=config, on_growth=on_growth
         )
         self.spec = spec
-        self.notes = notes
-        #: What is written to its stdin, if that is open: also while the command waits for its turn.
+        self.recorder = recorder
+        #: The queue of its stdin, if that is open: also while the command is queued.
         self.input: InputQueue | None = None
         if spec.pipe_stdin:
-            make_input = InputQueue if notes is None else notes.input
-            limit = config.stdin_buffer_bytes
-            self.input = make_input(-1, name=spec.command_id, limit=limit, owns_fd=True, awaits_reader=True)
+            self.input = recorder.new_input(-1, name=spec.command_id, owns_fd=True, awaits_reader=True)
         self.ended: CommandEnded | None = None
         #: Why it did not run.
         self.error: HoldfastError | None = None
-        #: By the loop's clock, once the shell was told.
+        #: By the loop's clock, once the shell has its line.
         self.began: float | None = None
-        #: By the kernel's clock of process starts, from before the shell is told.
+        #: By the kernel's clock of process starts, before the line is sent.
         self.began_ticks = 0
-        #: The work of ending it, once somebody wants that.
+        #: The task that stops it, after a timeout or an interrupt.
         self.stop: asyncio.Task[None] | None = None
         self.timed_out = False
         self._timer: asyncio.TimerHandle | None = None
-        self._on_end = on_end
+        self._on_recorded = on_recorded
         self._callbacks: list[Callable[[], None]] = []
 
     def begin(self, on_timeout: Callable[[ShellCommand], None]) -> None:
@@ -88,13 +77,13 @@ class ShellCommand(Recorded):
             self._timer = self._loop.call_later(self.spec.timeout, on_timeout, self)
 
     def begin_again(self, began: float, on_timeout: Callable[[ShellCommand], None]) -> None:
-        """It began when the server was another."""
+        """Continue a command that began under an earlier server."""
         self.began = began
         if self.spec.timeout is not None:
             self._timer = self._loop.call_at(began + self.spec.timeout, on_timeout, self)
 
-    def finish(self, ended: CommandEnded, note: Callable[[], None] | None = None) -> None:
-        """The shell has spoken, or ended: what was printed goes into the log, then the end is told."""
+    def record_end(self, ended: CommandEnded, note: Callable[[], None] | None = None) -> None:
+        """Record the result: the output goes into the log, then the end into the journal."""
         self.ended = ended
         if self._timer is not None:
             self._timer.cancel()
@@ -102,27 +91,26 @@ class ShellCommand(Recorded):
         self.end(ExitStatus(ended.exit_code), note)
 
     def end_input(self) -> None:
-        """It reads no more, and what it left behind is to read an end of file."""
+        """Close its stdin: processes that it left behind read an end of file."""
         if self.input is not None:
             self.input.abandon()
 
     def refuse(self, error: HoldfastError) -> None:
-        """It will not run."""
+        """Record that it will not run, and why."""
         self.end_input()
-        if self.notes is not None:
-            self.notes.refused()
+        self.recorder.refused()
         self.error = error
         self.status = ExitStatus(255)
         self._exit.set()
-        self._tell_close()
+        self._add_close()
         self._call_back()
 
     @property
-    def is_over(self) -> bool:
+    def is_done(self) -> bool:
         return self._exit.is_set()
 
-    def when_over(self, callback: Callable[[], None]) -> None:
-        """Call this once it has ended, or will not run: cheaper than a task that waits."""
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once it has ended or was refused: cheaper than a task that waits."""
         self._callbacks.append(callback)
 
     async def wait_ended(self) -> CommandEnded:
@@ -133,17 +121,16 @@ class ShellCommand(Recorded):
         return self.ended
 
     def forget(self) -> None:
-        """Nobody can ask for it any more."""
+        """Discard its output and its records."""
         self.end_input()
-        if self.notes is not None:
-            self.notes.forgotten()
+        self.recorder.forgotten()
         self.discard()
 
     def _exited(self) -> None:
-        self.stop_blocking()  # all that it printed is in the log, and its streams go back to the shell
-        # Who waits goes on while we tidy up.
+        self.stop_blocking()  # all its output is in the log, and its streams go back to the shell
+        # First the waiters, which need nothing of the rest.
         self._call_back()
-        self._on_end(self)
+        self._on_recorded(self)
 
     def _call_back(self) -> None:
         callbacks, self._callbacks = self._callbacks, []

@@ -1,15 +1,15 @@
-"""What we say to a live shell, and how we read its answers: text in, text out, by the shell's family; pure.
+"""The lines that are sent to a live shell, and the parser of its answers, by the shell's family; pure.
 
-The shell reads its own program from descriptor 0, a socket. For each command it is told to source the user's
-command from a file, with an empty stdin, and to answer on the socket:
+The shell reads its own program from descriptor 0, a socket. For each command a line makes it source the user's
+command from a file, with an empty stdin, and answer on the socket:
 
     <traps> NUL status:flags:pid:last NUL PWD NUL OLDPWD NUL 1
 
-While a command runs, the shell itself holds the socket above descriptor 9, closed on exec: the user sees nothing of
-it. Nothing of ours is a loop or a function, so `break` and `return` in a command mean what they mean at a prompt.
+While a command runs, the shell holds the socket above descriptor 9, closed on exec, so programs do not inherit it.
+These lines contain no loop and no function, so `break` and `return` in a command mean what they mean at a prompt.
 
-What would show our own lines (tracing, DEBUG and ERR traps) is taken off between commands and put back by the first
-words of the next command's file.
+Options and traps that would show these lines (tracing, DEBUG and ERR traps) are suspended between commands and
+restored by the first words of the next command's file.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import signal
 from typing import ClassVar, Final, NamedTuple
 
 _END: Final = b"\0\1"
-#: The pipe that a shell saves to, by its name, and what stands before each thing that it saves.
+#: The name of the pipe that a shell saves to, and the letter before each part that it saves.
 SAVED: Final = "saved"
 SAVED_NAMES: Final = {b"e": "exports", b"s": "state"}
-#: The last line of a state that was saved as a whole.
-WHOLE: Final = "# whole"
-#: Options that would show our own lines, and traps that would run for them.
+#: The last line of a state that was saved completely.
+STATE_END: Final = "# whole"
+#: Options that would show the server's lines, and traps that would run for them.
 _NOISY_FLAGS: Final = "xv"
 _NOISY_TRAPS: Final = ("DEBUG", "ERR", "ZERR", "RETURN")
 #: A trap as shells print it: one word, quoted in the way of each, and the name of the signal.
@@ -35,22 +35,22 @@ _TRAP: Final = re.compile(
 _KNOWN_TRAPS: Final = {b"EXIT", b"DEBUG", b"ERR", b"ZERR", b"RETURN"}
 #: A command of this kind may end the shell by an option (`set -e`, `set -u`) or by an expansion (`${x:?}`).
 _MAY_ABORT: Final = re.compile(r"\bset\b|\bshopt\b|\?|\beval\b|\bsource\b|(?:^|[\s;&|])\.\s")
-#: What may change the exported variables; a function may too, and is seen at the next idle moment.
+#: Words that may change the exported variables; a function may too, and is noticed at the next idle moment.
 MAY_EXPORT: Final = re.compile(r"=|\b(?:export|declare|typeset|readonly|unset|read|source|eval|set)\b|(?:^|\s)\.\s")
-#: Tracing and traps, or what may bring them from elsewhere.
+#: Tracing and traps.
 _SHOWS_LINES: Final = re.compile(r"\bset\b[^;\n]*\s[-+]\w*[xv]|\bset\b[^;\n]*(?:trace|verbose)|\btrap\b|DEBUG")
-#: The last argument is wanted: `$_` or `${_...}`, and not `$_name`.
+#: Uses the last argument: `$_` or `${_...}`, and not `$_name`.
 _WANTS_LAST: Final = re.compile(r"\$_(?![A-Za-z0-9_])|\$\{_(?![A-Za-z0-9_])")
 
 
 class Answer(NamedTuple):
-    """What a shell says when a command has ended."""
+    """The reply of a shell at the end of a command."""
 
     status: int
     flags: str
     #: The pid of the last background job, or nothing.
     job: str
-    #: What `$_` was, where the shell could tell.
+    #: The value of `$_`, from shells that have it.
     last: str | None
     cwd: str
     old_cwd: str
@@ -58,40 +58,40 @@ class Answer(NamedTuple):
     traps: dict[str, str]
 
 
-class Step(NamedTuple):
-    """All that one command needs to be told to the shell."""
+class ShellStep(NamedTuple):
+    """The parameters of the lines that run one command."""
 
-    #: As the shell reads them: quoted, if they have to be. The second is that of the pipes.
+    #: Quoted, if they have to be. The second is the directory of the pipes.
     directory: str
     pipe_directory: str
-    #: The command's own, not to last.
+    #: For this command alone.
     cwd: str | None = None
     env: dict[str, str] | None = None
-    #: A file that its stdin is read from.
+    #: The file that is its stdin.
     stdin: str = "/dev/null"
     #: `$?` and `$_` as the command before left them.
     status: int = 0
     last: str | None = None
-    #: The pipes that the shell moves to first, by their number; None stays.
+    #: The number of the pair of pipes that the shell switches to first; None keeps the current pair.
     pipes: int | None = None
-    #: Whether the pipes that it prints on have their names still, to be known by.
-    looks_first: bool = True
-    #: Descriptors that are copies of its stdout or stderr, and go with them.
+    #: Whether a stream is switched only if it still is the pipe, which needs the pipe to have its name.
+    checks_target: bool = True
+    #: Descriptors that are copies of its stdout or stderr, and are switched with them.
     copies: tuple[tuple[int, int], ...] = ()
     #: Whether the shell's state is saved if the command ends the shell.
     saves_state: bool = False
-    #: Whether the exported variables are written down first.
+    #: Whether the exported variables are saved first.
     saves_exports: bool = False
 
 
-class Suspended(NamedTuple):
-    """What was taken off after a command, to be put back before the next."""
+class SuspendedTracing(NamedTuple):
+    """Options and traps that were removed after a command and are restored before the next."""
 
     flags: str = ""
     traps: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def after(cls, answer: Answer) -> Suspended:
+    def after(cls, answer: Answer) -> SuspendedTracing:
         return cls(
             "".join(flag for flag in _NOISY_FLAGS if flag in answer.flags),
             tuple((name, answer.traps[name]) for name in _NOISY_TRAPS if name in answer.traps),
@@ -102,23 +102,23 @@ class Suspended(NamedTuple):
 
 
 def quote(text: str) -> str:
-    """As one word of any shell."""
+    """Quote a text as one word of any shell."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def is_whole(received: bytes | bytearray) -> bool:
-    """Whether the bytes that came from the shell are all of an answer."""
+def is_complete(received: bytes | bytearray) -> bool:
+    """Whether the bytes received from the shell are a complete answer."""
     return received.endswith(_END)
 
 
 def parse_answer(received: bytes) -> Answer:
-    """Raises `ValueError` for what is no answer."""
+    """Parse an answer; `ValueError` for other bytes."""
     *before, first, cwd, old_cwd, _ = received.split(b"\0")
     status, flags, job, ended, last = _text(first).split(":", 4)
     traps: dict[str, str] = {}
     if before != [b""]:
         found = _TRAP.findall(b"\0".join(before))
-        # In POSIX mode, bash tells of traps that are not set.
+        # In POSIX mode, bash lists traps that are not set.
         known = ((name, action) for action, name in found if name in _KNOWN_TRAPS and action != b"-")
         traps = {name.decode(): _text(action) for name, action in known}
     return Answer(int(ended or status), flags, job, last if ended else None, _text(cwd), _text(old_cwd), traps)
@@ -128,8 +128,8 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-class Dialect:
-    """A POSIX shell: dash, busybox ash, and any other that we do not know better."""
+class ShellDialect:
+    """A POSIX shell: dash, busybox ash, and any other shell without a dialect of its own."""
 
     #: Builtins past the user's functions and aliases. `command` also makes an error in the sourced file end that
     #: file and not the shell.
@@ -138,17 +138,17 @@ class Dialect:
     exec: ClassVar[str] = "\\command exec"
     #: Sources a file; with variables before it that are the file's alone, and exported.
     source: ClassVar[str] = "\\command ."
-    #: What to say for a step that has nothing special, in as few bytes as can be. Bash reads our lines byte by
-    #: byte, so they are in a file, which it reads as a whole; others get the lines, and might read on in a file
-    #: that we write again.
+    #: The line for a step without special parameters, as short as possible. Bash reads lines byte by byte, so they
+    #: are in a file, which it reads in blocks; other shells get the lines themselves, because they might go on
+    #: reading a file that is written again.
     plain_line: ClassVar[str | None] = None
     #: Ends a sourced file; a special builtin, which no function replaces.
     leave: ClassVar[str] = "\\return"
-    #: Keeps what our own lines would print on stderr from being seen; to close it costs the least.
+    #: Hides what the server's lines would print on stderr; closing it costs the least.
     hushed: ClassVar[str] = "2>&-"
-    #: Said before a command, to tell that it runs.
+    #: Lines before a command, by which `stop` recognises that one runs.
     begin: ClassVar[tuple[str, ...]] = ("_holdfast_run_=1",)
-    #: Leaves whatever the shell is doing, up to the end of the sourced file: an error, in words that nobody sees.
+    #: Leaves all nested constructs up to the end of the sourced file, by an expansion error with a hidden text.
     stop: ClassVar[str] = 'case ${_holdfast_run_-} in 1) { : "${_holdfast_stop_?}"; } 2>/dev/null; esac'
     #: Whether it can save its state when an option ends it.
     saves_state: ClassVar[bool] = False
@@ -156,26 +156,26 @@ class Dialect:
     clears_traps: ClassVar[bool] = False
     #: Whether variables before `source` are exported to what the file runs.
     passes_env: ClassVar[bool] = True
-    #: An error in a subshell comes back to `command` in the child too. It must not go on as if it were the shell.
+    #: An error in a subshell returns to `command` in the child too. The child must not continue as the shell.
     leave_subshell: ClassVar[str] = '[ /proc/self -ef "/proc/$$" ] || exit "${_holdfast_%%:*}";'
-    #: What is kept of a command beside its status.
+    #: The value that is kept of a command beside its status.
     last: ClassVar[str] = ""
     #: The options at the end of a command.
     flags: ClassVar[str] = "$-"
     #: Whether a variable that cannot be set would end the shell.
     dies_of_readonly: ClassVar[bool] = True
-    #: What ends a command: real-time signals are no program's by habit, and most shells can trap them by number.
+    #: The signal that stops a command: few programs use real-time signals, and most shells trap them by number.
     interrupt_signal: ClassVar[int] = 57
 
     def arguments(self, *, login: bool) -> list[str]:
         return ["-l", "-s"] if login else ["-s"]
 
     def arg0(self, path: str) -> str | None:
-        """The name to run it under: busybox is many programs, and goes by its name."""
+        """The argv[0] to run it under: busybox selects its program by that name."""
         return "ash" if path.endswith("/busybox") else None
 
     def boot(self, directory: str, pipes: str, restore: str | None) -> str:
-        """The first lines: our trap, the state of the shell before this one, the first pipes, and an answer."""
+        """The first lines: the stop trap, the state of the previous shell, the first pipes, and an answer."""
         lines = [*self.setup(directory), f"{self.builtin} trap {quote(self.stop)} {int(self.interrupt_signal)}"]
         if restore is not None:
             lines += [*self.forget_environment(), f"{self.builtin} . {quote(restore)} </dev/null >/dev/null 2>&1"]
@@ -186,11 +186,11 @@ class Dialect:
         return []
 
     def forget_environment(self) -> list[str]:
-        """Before another shell's variables are restored: some of ours it may have unset."""
+        """Lines before another shell's variables are restored: that shell may have unset some inherited ones."""
         return []
 
     def answer(self) -> str:
-        """Tell how the command ended. stderr is closed meanwhile: nobody sees a trace of it."""
+        """Lines that send the answer. stderr is closed meanwhile, so that no trace of them is printed."""
         return (
             f"{{ _holdfast_=$?:{self.flags}:${{!:-}}:${{_holdfast_-:}};{self.builtin} set +{_NOISY_FLAGS};"
             f"{self.leave_subshell}{self.show_traps()}"
@@ -206,17 +206,17 @@ class Dialect:
         return f"{self.builtin} [ {one} -ef {other} ]"
 
     def status(self, status: int) -> str:
-        """A file that brings a status back."""
+        """The file that restores `$?`."""
         return f"{self.leave} {status}\n"
 
-    def step(self, step: Step) -> str:
+    def step(self, step: ShellStep) -> str:
         """The lines for one command."""
         lines = list(self.begin)
         if step.pipes is not None:
             for number, letter in ((1, "o"), (2, "e")):
                 path = f"{step.pipe_directory}/{letter}"
                 move = f"{self.exec} {number}>|{path}{step.pipes}"
-                if step.looks_first:
+                if step.checks_target:
                     # Not if the user sent the stream elsewhere with `exec >file`.
                     move = f"{self.is_same(f'/dev/fd/{number}', f'{path}{1 - step.pipes}')} && {move}"
                 lines.append(move)
@@ -237,19 +237,19 @@ class Dialect:
         if step.cwd is not None:
             path = step.cwd if step.cwd.startswith("/") else f"./{step.cwd}"
             source = f"if {self.builtin} cd {quote(path)}; then {source}; else {self.builtin} false; fi"
-        # In one line, read before it is run: a child that comes back (`leave_subshell`) has nothing to read on in.
+        # In one line, read before it is run: a child that returns (`leave_subshell`) finds no further line to read.
         lines.append("; ".join([source, self.answer(), *self.unset_env(step)]))
         return "\n".join([*self.set_env(step), *lines, ""])
 
-    def set_env(self, step: Step) -> list[str]:
+    def set_env(self, step: ShellStep) -> list[str]:
         """For a shell that does not export variables before a sourced file."""
         return []
 
-    def unset_env(self, step: Step) -> list[str]:
+    def unset_env(self, step: ShellStep) -> list[str]:
         return []
 
-    def command(self, text: str, resumed: Suspended, step: Step) -> str:
-        """The user's command as a file, with what was taken off put back before its first word."""
+    def command(self, text: str, resumed: SuspendedTracing, step: ShellStep) -> str:
+        """The user's command as a file, with the suspended options and traps restored before its first word."""
         if not text.endswith("\n"):
             text += "\n"
         if not resumed:
@@ -262,12 +262,12 @@ class Dialect:
             words.insert(0, f"{self.builtin} set -{resumed.flags}")
         if step.status and "ERR" not in dict(resumed.traps):
             words.append(f"{self.builtin} . {step.directory}/status")
-        # `set -v` shows lines as they are read: what shall be shown must be on the next one.
+        # `set -v` shows lines as they are read: the command must begin on the next one.
         separator = "\n" if "v" in resumed.flags else "; "
         return f"{{ {'; '.join(words)}; }} >/dev/null 2>&1{separator}{text}"
 
     def at_exit(self, pipes: str) -> str:
-        """A file that saves the state, unless the shell was told to exit; empty for a shell that cannot."""
+        """The file that saves the state unless `exit` was called; empty for a shell that cannot save it."""
         return ""
 
     def arm(self, directory: str) -> list[str]:
@@ -275,18 +275,18 @@ class Dialect:
         return []
 
     def disarm(self, *, trapped: bool) -> list[str]:
-        """Undo that; `trapped` if the EXIT trap is still ours."""
+        """Lines that undo `arm`; `trapped` if the EXIT trap is still the server's."""
         return []
 
     def clean_up(
         self,
         *,
-        suspend: Suspended,
+        suspend: SuspendedTracing,
         stopped_with: str | None = None,
         disarm: list[str] | None = None,
         back: tuple[str, str] | None = None,
     ) -> str:
-        """What is done between two commands; empty if there is nothing. `stopped_with` are the options that the
+        """The line between two commands; empty if nothing is to be undone. `stopped_with` are the options that the
         shell had when it was stopped."""
         words = list(disarm or ())
         if suspend.traps and not self.clears_traps:
@@ -305,39 +305,39 @@ class Dialect:
         return []
 
     def may_abort(self, text: str, flags: str) -> bool:
-        """Whether the command may end the shell without meaning to."""
+        """Whether the command may end the shell by an option or an expansion error."""
         return "e" in flags or "u" in flags or _MAY_ABORT.search(text) is not None
 
     def wants_last(self, text: str) -> bool:
         return False
 
     def save_exports(self, pipes: str) -> str:
-        """A line that saves the exported variables, as the shell would read them."""
+        """The line that saves the exported variables in a form that the shell can source."""
         return f"{{ {self._exports(pipes)};}} {self.hushed}\n"
 
     def _exports(self, pipes: str) -> str:
-        # Opened for both: without a server nothing reads, and the shell would wait for that.
+        # Opened for reading and writing: without a server the pipe has no reader, and the open would block.
         return (
             f"{{ {self.builtin} printf '\\0e';{self.builtin} export -p;{self.builtin} printf '\\0.';}}"
             f" 1<>{pipes}/{SAVED}"
         )
 
     def dump(self) -> str:
-        """A command that prints the shell's state, as another shell of its kind would read it."""
+        """A command that prints the shell's state in a form that another shell of its kind can source."""
         return f"{self.builtin} set; {self.builtin} export -p; {self.builtin} printf 'umask %s\\n' \"$(umask)\""
 
     def background(self, state: bytes, command: str, *, stdin: int | None = None) -> bytes:
-        """A script: a state, and a command on the descriptor `stdin`, or with an empty stdin.
+        """A script of a state and a command on the descriptor `stdin`, or with an empty stdin.
 
-        Errors of the state, which read-only variables cause, are not shown.
+        Errors of the state, which read-only variables cause, are hidden.
         """
         source = "</dev/null" if stdin is None else f"<&{stdin} {stdin}<&-"
         run = f"{self.exec} 2>&9 9>&-\n{self.builtin} eval {quote(command)} {source}\n"
         return f"{self.exec} 9>&2 2>/dev/null\n".encode() + state + run.encode("utf-8", "surrogateescape")
 
 
-class Bash(Dialect):
-    """Saves its state before an option ends it, and leaves a loop through simulated returns."""
+class Bash(ShellDialect):
+    """bash: saves its state before an option ends it, and leaves a loop through simulated returns."""
 
     builtin = "\\builtin"
     source = "\\builtin command ."
@@ -372,7 +372,7 @@ class Bash(Dialect):
         return ["\\builtin unset -v $(\\builtin compgen -e) 2>/dev/null"]
 
     def show_traps(self) -> str:
-        # Off at once: a DEBUG trap would go on talking here.
+        # Removed at once: a DEBUG trap would run for the lines that follow.
         return "\\builtin trap -p EXIT DEBUG ERR RETURN;\\builtin trap - DEBUG ERR RETURN;"
 
     def after_stop(self, flags: str) -> list[str]:
@@ -384,12 +384,12 @@ class Bash(Dialect):
         return _WANTS_LAST.search(text) is not None
 
     def arm(self, directory: str) -> list[str]:
-        # Bash does not tell its EXIT trap why it exits, so `exit` has to say so itself.
-        says_so = '{ _holdfast_=$?; _holdfast_exit_=1; builtin exit "${@:-$_holdfast_}"; }'
+        # The EXIT trap of bash does not get the reason, so `exit` becomes a function that sets a variable.
+        marks_exit = '{ _holdfast_=$?; _holdfast_exit_=1; builtin exit "${@:-$_holdfast_}"; }'
         return [
             f"\\builtin trap {quote(f'builtin . {directory}/at_exit')} EXIT",
             f"if [[ :$SHELLOPTS: != *:posix:* ]] && ! \\builtin declare -F exit >/dev/null;"
-            f" then exit() {says_so}; _holdfast_armed_=1; fi",
+            f" then exit() {marks_exit}; _holdfast_armed_=1; fi",
         ]
 
     def disarm(self, *, trapped: bool) -> list[str]:
@@ -401,14 +401,14 @@ class Bash(Dialect):
     def at_exit(self, pipes: str) -> str:
         return (
             "if [[ -z ${_holdfast_exit_-} ]]; then\n"
-            # It may be being stopped: what stops it is no part of its state.
+            # It may be being stopped: the traps that stop it are no part of its state.
             "builtin trap - DEBUG; builtin shopt -u extdebug; builtin set +ET; {\n"
             "builtin printf '\\0s'\n"
             f"{self.dump()}\n"
             "[[ ${_holdfast_flags_-} != *e* ]] || builtin printf 'set -e\\n'\n"
             "[[ -z ${_holdfast_armed_-} ]] || builtin printf 'unset -f exit\\n'\n"
             "builtin printf 'unset -v _holdfast_ _holdfast_armed_ _holdfast_flags_\\n'\n"
-            f"builtin printf '%s\\n\\0.' '{WHOLE}'; }} 1<>{pipes}/{SAVED} 2>/dev/null; fi\n"
+            f"builtin printf '%s\\n\\0.' '{STATE_END}'; }} 1<>{pipes}/{SAVED} 2>/dev/null; fi\n"
         )
 
     def dump(self) -> str:
@@ -428,8 +428,8 @@ class Bash(Dialect):
         )
 
 
-class Zsh(Dialect):
-    """Has no way out of a function in a loop but a new program."""
+class Zsh(ShellDialect):
+    """zsh: a function in a loop can only be stopped by a new program."""
 
     builtin = "\\builtin"
     exec = "\\exec"
@@ -450,13 +450,13 @@ class Zsh(Dialect):
     def arguments(self, *, login: bool) -> list[str]:
         return ["-l", "-s"] if login else ["-f", "-s"]
 
-    def set_env(self, step: Step) -> list[str]:
+    def set_env(self, step: ShellStep) -> list[str]:
         return [
             f"_holdfast_had_{name}=${{(t){name}}} _holdfast_old_{name}=${{{name}-}}; export {name}={quote(value)}"
             for name, value in (step.env or {}).items()
         ]
 
-    def unset_env(self, step: Step) -> list[str]:
+    def unset_env(self, step: ShellStep) -> list[str]:
         return [
             f"case $_holdfast_had_{name} in '') unset {name};; *export*) {name}=$_holdfast_old_{name};;"
             f" *) {name}=$_holdfast_old_{name}; typeset +x {name};; esac;"
@@ -476,21 +476,21 @@ class Zsh(Dialect):
 
 
 def _can_end_with_more(text: str) -> bool:
-    """Whether a line after the command is one of its own, whatever the command: it keeps its status and `$_`.
+    """Whether a line can follow the command, to keep its status and `$_`.
 
-    An open here-document would swallow it, a trailing operator or backslash would join it, and what traces or traps
-    commands would show it.
+    An open here-document would swallow the line, a trailing operator or backslash would join it, and tracing or a
+    trap would show it.
     """
     end = text.rstrip()
     unfinished = ("\\", "&&", "||", "|", "|&", "!")
     return "<<" not in text and not end.endswith(unfinished) and _SHOWS_LINES.search(text) is None
 
 
-def dialect_for(path: str) -> Dialect:
-    """By the name of the program."""
+def dialect_for(path: str) -> ShellDialect:
+    """The dialect for a program, by its name."""
     name = path.rsplit("/", 1)[-1]
     if name == "bash":
         return Bash()
     if name in ("zsh", "zsh5"):
         return Zsh()
-    return Dialect()
+    return ShellDialect()

@@ -1,9 +1,9 @@
-"""The private directory of one live shell: the files it sources, the named pipes it prints on. Touches only those.
+"""The private directory of one live shell: the files it sources, the named pipes it writes to. Touches only those.
 
-The shell only reads the files, so that it may be given the directory read-only; what it writes goes to pipes, which
-are in a directory of their own below. Two pairs of pipes take turns. A process that still holds a pipe of a command
-that has ended keeps it open after its name was given to a new pipe. A user's command may remove the directory:
-whatever is missing is made again.
+The shell only reads the files, so that its confinement may contain the directory read-only; it writes to pipes,
+which are in a directory of their own below. Two pairs of pipes alternate. A process that still holds a pipe of an
+earlier command keeps it open after the name was given to a new pipe. A user's command may remove the directory:
+missing files are made again.
 """
 
 from __future__ import annotations
@@ -18,55 +18,55 @@ from typing import Final
 from holdfast.errors import ResourceExhausted
 from holdfast.runtime.confine.paths import PIPES
 from holdfast.runtime.process.environment import Account
-from holdfast.runtime.shell.dialect import SAVED, Dialect, Step, quote
+from holdfast.runtime.shell.dialect import SAVED, ShellDialect, ShellStep, quote
 from holdfast.runtime.shell.saved_state import MAX_SAVED_BYTES
 
-#: A larger file is not worth keeping in memory too, to see whether it changes.
+#: Larger files are not kept in memory to detect a change.
 KEPT_CONTENT_BYTES: Final = 4096
 _READ_PIPE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Both ends: it has no end of file, and no writer waits for a reader or dies of none.
+#: Both ends: no end of file, no writer that blocks in open, no SIGPIPE.
 _BOTH_ENDS: Final = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _HOLD_PIPE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-_LOOK_AT: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_READ_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEEDS_NO_QUOTES: Final = re.compile(r"[A-Za-z0-9_/.,:+@-]+")
 
 
 class ShellFiles:
-    """The files of one shell. They belong to the user it runs as; the directories belong to us, so that another
-    user can put nothing into them."""
+    """The files of one shell. They belong to the user it runs as; the directories belong to the server's user, so
+    that another user can put nothing into them."""
 
     def __init__(self, path: str, account: Account | None) -> None:
         self.path = path
-        #: Where the pipes are. An earlier version had them in the directory itself.
+        #: The directory of the pipes. An earlier version had them in the directory itself.
         self.pipes = path if os.path.isdir(path) and not _is_ours(f"{path}/{PIPES}") else f"{path}/{PIPES}"
-        #: As a shell reads them.
+        #: Quoted for a shell.
         self.quoted, self.quoted_pipes = _quoted(path), _quoted(self.pipes)
         self._account = account
-        #: The step of a command that needs nothing special: the file `keep`.
-        self.plain = Step(self.quoted, self.quoted_pipes)
+        #: The step of a command without special parameters: the file `keep`.
+        self.plain = ShellStep(self.quoted, self.quoted_pipes)
         self._constant: dict[str, bytes] = {}
         #: Descriptors by name, closed by `remove` or by `close`.
         self._open: dict[str, int] = {}
-        #: What is in the small ones; of a large one it is not kept.
+        #: The contents of the small files.
         self._contents: dict[str, bytes] = {}
         self._make_directory()
 
-    def prepare(self, dialect: Dialect) -> None:
-        """The files that stay as they are."""
+    def prepare(self, dialect: ShellDialect) -> None:
+        """Write the files that never change."""
         self._know_constant(dialect)
         self._write_constant()
 
-    def resume(self, dialect: Dialect) -> None:
-        """The same for files of an earlier server: the shell may be reading them, so they are left as they are."""
+    def resume(self, dialect: ShellDialect) -> None:
+        """Open the constant files of an earlier server; equal ones are not rewritten, the shell may be reading."""
         self._know_constant(dialect)
         for name, content in self._constant.items():
             if self.read(name) == content:
-                self._open[name] = os.open(f"{self.path}/{name}", _LOOK_AT)
+                self._open[name] = os.open(f"{self.path}/{name}", _READ_FILE)
                 self._contents[name] = content
             else:
                 self.write(name, content)
 
-    def _know_constant(self, dialect: Dialect) -> None:
+    def _know_constant(self, dialect: ShellDialect) -> None:
         texts = {"keep": dialect.step(self.plain), "at_exit": dialect.at_exit(self.quoted_pipes)}
         self._constant = {name: text.encode() for name, text in texts.items() if text}
 
@@ -75,10 +75,10 @@ class ShellFiles:
             self.write(name, content)
 
     def write(self, name: str, content: bytes) -> None:
-        """Give a file this content, unless it has it."""
+        """Write a file, unless it has this content."""
         fd = self._open.get(name)
         if fd is not None and os.fstat(fd).st_nlink == 0:
-            # Removed by a command, and so is all the rest, most likely.
+            # Removed by a command, and most likely with all the rest.
             self.close()
             self._write_constant()
             fd = self._open.get(name)
@@ -99,13 +99,13 @@ class ShellFiles:
             self._contents.pop(name, None)
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file; None if there is none."""
+        """The content of a file; None if it is missing or too large."""
         try:
-            fd = os.open(f"{self.path}/{name}", _LOOK_AT)
+            fd = os.open(f"{self.path}/{name}", _READ_FILE)
         except OSError:
             return None
         with open(fd, "rb") as file:
-            # The user of a shell that is not confined may have put another there: it must not fill our memory.
+            # An unconfined user may have put another file there: it must not fill the server's memory.
             return file.read() if os.fstat(fd).st_size <= MAX_SAVED_BYTES else None
 
     def existing(self, name: str) -> str | None:
@@ -122,7 +122,7 @@ class ShellFiles:
             os.unlink(f"{self.path}/{name}")
 
     def open_pipes(self, number: int, *, fresh: bool) -> dict[int, int]:
-        """Our ends of a pair; `fresh` if somebody may still hold the pipes that had its names."""
+        """The read ends of a pair; `fresh` if a process may still hold the pipes that had its names."""
         opened: dict[int, int] = {}
         try:
             for kind, letter in ((0, "o"), (1, "e")):
@@ -134,14 +134,14 @@ class ShellFiles:
         return opened
 
     def open_saved(self) -> int:
-        """Both ends of the pipe that the shell saves its variables and its state to."""
+        """A descriptor for both ends of the pipe that the shell saves its variables and its state to."""
         try:
             return self._open_pipe(SAVED, fresh=False, flags=_BOTH_ENDS)
         except OSError as error:
             raise self._no_pipe(error) from None
 
     def open_stdin(self) -> int:
-        """Our end of a new named pipe for a command's stdin. It has no reader until the shell opens it."""
+        """The write end of a new named pipe for a command's stdin. It has no reader until the shell opens it."""
         path, opened = f"{self.pipes}/stdin", -1
         try:
             opened = self._open_pipe("stdin", fresh=True)
@@ -153,7 +153,7 @@ class ShellFiles:
                 os.close(opened)
 
     def hold_pipes(self, number: int) -> list[int]:
-        """The shell's ends of a pair, which has a reader; without those that a command has removed."""
+        """Write ends of a pair that has a reader; without those that a command has removed."""
         held: list[int] = []
         for letter in "oe":
             with contextlib.suppress(OSError):
@@ -174,14 +174,14 @@ class ShellFiles:
             fd = os.open(path, flags)
         if not stat.S_ISFIFO(os.fstat(fd).st_mode):
             os.close(fd)
-            raise OSError(0, f"{name} is no pipe: a command has put something else there")
+            raise OSError(0, f"{name} is not a pipe: a command has replaced it")
         return fd
 
     def _no_pipe(self, error: OSError) -> ResourceExhausted:
         return ResourceExhausted(f"no pipe can be made in {self.pipes}: {error.strerror}")
 
     def _make_directory(self) -> None:
-        # Of another user, ours may be passed through by name, and neither be listed nor changed.
+        # For a shell of another user: the directory can be traversed, and neither listed nor changed.
         mode = 0o700 if self._account is None else 0o711
         try:
             if self._account is not None:
@@ -194,7 +194,7 @@ class ShellFiles:
 
     def _create(self, name: str) -> int:
         path = f"{self.path}/{name}"
-        # Never one that is there: the directory may belong to another user, who may have put a link in it.
+        # Never an existing file: the directory may belong to another user, and contain a link.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self.forget(name)
         try:
@@ -214,7 +214,7 @@ class ShellFiles:
             os.chown(path, self._account.uid, self._account.gid, follow_symlinks=False)
 
     def close(self) -> None:
-        """Close every descriptor, and leave the files."""
+        """Close every descriptor; the files stay."""
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
@@ -222,7 +222,7 @@ class ShellFiles:
 
     def remove(self) -> None:
         self.close()
-        # Directories may be nested deeper than Python goes: then they stay, until the spool is removed.
+        # Directories nested deeper than the recursion limit stay until the spool is removed.
         with contextlib.suppress(RecursionError):
             shutil.rmtree(self.path, ignore_errors=True)
 
@@ -232,7 +232,7 @@ def _quoted(path: str) -> str:
 
 
 def _is_ours(path: str) -> bool:
-    """Whether it is a directory that we made, and not what a shell's user has put there."""
+    """Whether it is a directory of the server's user, and not a file that a shell's user has put there."""
     try:
         found = os.lstat(path)
     except OSError:

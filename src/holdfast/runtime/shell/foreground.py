@@ -1,4 +1,4 @@
-"""Which processes a shell waits for, and what a process does at this moment. Reads /proc only."""
+"""The foreground processes of a shell, and what /proc shows of one process. Reads /proc only."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Final
 from holdfast.runtime.terminal.input_wait import blocked_in_read
 from holdfast.runtime.tree.process_table import Entry, ProcessTable, stat_fields
 
-#: A shell without job control makes its background jobs ignore both.
+#: A shell without job control starts background jobs with both signals ignored.
 _INT_AND_QUIT: Final = (1 << 1) | (1 << 2)
 
 
 def ticks_since_boot() -> int:
-    """Now, as the kernel counts the start of a process."""
+    """The current time in the unit of process start times."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def foreground(table: ProcessTable[Entry], shell: int, since: int, jobs: Container[int]) -> dict[int, Entry]:
-    """What the shell started since then and waits for, and all below: not its background jobs.
+    """The children of the shell since a time and their descendants, without background jobs.
 
-    The clock of process starts ticks a hundred times a second, so the `jobs` that are known count too.
+    Start times have a resolution of 10 ms, so known `jobs` are excluded by pid too.
     """
     children = (table.entries[pid] for pid in table.children.get(shell, ()) if pid not in jobs)
     return table.descendants(
@@ -42,7 +42,7 @@ def _is_background(pid: int) -> bool:
 
 
 def open_stat(pid: int) -> int:
-    """A descriptor of its /proc/PID/stat, or -1."""
+    """A descriptor of /proc/PID/stat, or -1."""
     try:
         return os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -50,9 +50,9 @@ def open_stat(pid: int) -> int:
 
 
 def reaped_faults(stat: int) -> int:
-    """Page faults of the children that a process has waited for: more of them, and it has had another child.
+    """Page faults of the children that a process has waited for: a larger number means another child.
 
-    -1 if it cannot be told.
+    -1 if it cannot be read.
     """
     try:
         text = os.pread(stat, 512, 0)
@@ -72,7 +72,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def waits_for(pid: int, inode: int) -> bool:
-    """Whether it is blocked in read(2) on the file with this inode; False where the kernel does not tell."""
+    """Whether it is blocked in read(2) on the file with this inode; False where the kernel does not show it."""
     fd = blocked_in_read(pid)
     try:
         return fd is not None and os.stat(f"/proc/{pid}/fd/{fd}").st_ino == inode
@@ -81,7 +81,7 @@ def waits_for(pid: int, inode: int) -> bool:
 
 
 def command_line(pid: int) -> bytes:
-    """What it was executed with; empty for one that is at its end."""
+    """The arguments it was executed with; empty for a process that is exiting."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read()
@@ -90,9 +90,9 @@ def command_line(pid: int) -> bytes:
 
 
 def copies(pid: int, paths: dict[str, int]) -> list[tuple[int, int]]:
-    """Descriptors 3 to 9 of files that have these paths, each with what the path stands for.
+    """Descriptors 3 to 9 of files that have these paths, each with the value of its path.
 
-    Those above are the shell's own: it may be in the middle of a redirection.
+    Higher descriptors are the shell's own: it may be in the middle of a redirection.
     """
     found: list[tuple[int, int]] = []
     try:

@@ -1,13 +1,18 @@
-"""A live shell whose state persists, and the queue of commands for it. Lives on the event loop.
+"""A live shell with persistent state, the queue of its commands, and the state machine of both. On the event loop.
 
-    idle --run--> running --answer--> idle
-      |              |
-      |              +-- timeout, interrupt: its foreground ends, then the command, then idle;
-      |              |   if the program does not come back: a new one (`shell_restarted`)
-      +-- close      +-- the program ends: closed, or a new one if an option ended it (`set -e`)
+    phase        event                                           next phase
+    starting     the program's first answer                      idle
+    idle         a command begins                                running
+    running      the program answers: the command has ended      recording
+                 the program is lost: killed to end a command,
+                 ended by an option (`set -e`), unresponsive     restarting
+    restarting   the next program's first answer                 recording
+    recording    the journal of the command has its end          idle
+    any          the program exits otherwise, or cannot start    closed
 
-A command's output and exit are recorded like a process's (`recorded`); what comes after the end of its command
-belongs to the shell. How a command is handed over and an answer taken is `shell_program`.
+`LiveShell` alone changes the phase. The others report events: `ShellProgram` an answer, the process its exit,
+`ShellCommand` that its end is recorded. A timeout and an interrupt kill the program's foreground; a program that
+does not answer then is replaced (`shell_restarted`). Output after the end of a command belongs to the shell.
 """
 
 from __future__ import annotations
@@ -24,22 +29,31 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec.structs import replace
 
-from holdfast.errors import HoldfastError, LimitReached, NotExecutable, ShellClosed, UnknownProcess
-from holdfast.runtime.confine.composing import still_there
+from holdfast.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_TIMED_OUT,
+    HoldfastError,
+    LimitReached,
+    NotExecutable,
+    ShellClosed,
+    UnknownProcess,
+)
 from holdfast.runtime.confine.jail import inside_pid
+from holdfast.runtime.confine.launch_plan import lasting_cwd
 from holdfast.runtime.durability.shell_replay import KEPT_INTERRUPTS, KNOWN_COMMANDS
-from holdfast.runtime.output.job import Recorded
+from holdfast.runtime.output.job import Job
 from holdfast.runtime.process.process import ManagedProcess
 from holdfast.runtime.shell.command import ShellCommand
-from holdfast.runtime.shell.dialect import Answer, Dialect
+from holdfast.runtime.shell.dialect import Answer, ShellDialect
 from holdfast.runtime.shell.files import ShellFiles
 from holdfast.runtime.shell.foreground import command_line, foreground, is_stopped, ticks_since_boot
 from holdfast.runtime.shell.program import ShellProgram
 from holdfast.runtime.shell.saved_state import SavedState
 from holdfast.runtime.tree.process_table import Entry, TableReader
 from holdfast.runtime.tree.process_tree import end_all
-from holdfast.runtime.tree.usage import Activity, Asked
+from holdfast.runtime.tree.usage import Activity, UsageQuery
 from holdfast.types import (
+    KEPT_SHELL_COMMANDS,
     CommandEnded,
     CommandSpec,
     Confinement,
@@ -52,38 +66,43 @@ from holdfast.types import (
 
 if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
-    from holdfast.runtime.durability.shell_log import CommandNotes, ShellNotes
-    from holdfast.runtime.durability.shell_records import NotedEnd
-    from holdfast.runtime.output.output_log import Spool
+    from holdfast.runtime.durability.records import CommandEndRecord
+    from holdfast.runtime.durability.shell_recorder import CommandRecorder, ShellRecorder
     from holdfast.runtime.output.poller import Poller
 
-#: Starts a program on this stdin and calls back when it has ended.
+Phase = Literal["starting", "idle", "running", "restarting", "recording", "closed"]
+#: The phases that may follow each. A shell of an earlier server enters any of them first.
+TRANSITIONS: Final[dict[Phase, tuple[Phase, ...]]] = {
+    "starting": ("idle", "running", "closed"),
+    "idle": ("running", "closed"),
+    "running": ("recording", "restarting", "closed"),
+    "restarting": ("recording", "closed"),
+    "recording": ("idle", "closed"),
+    "closed": (),
+}
+#: Starts a program on this stdin and calls back when it has exited.
 StartProcess = Callable[
     [ProcessSpec, int | None, Callable[[ManagedProcess], None]], Coroutine[None, None, ManagedProcess]
 ]
-#: Ends a program and all that it started.
+#: Kills a program and all that it started.
 EndProcess = Callable[[ManagedProcess, float], Coroutine[None, None, None]]
 Restored = Literal["state", "exports"]
 
 #: A shell that reads long profile files may take this long until it takes commands.
 START_SECONDS: Final = 30.0
-#: How long a shell whose foreground is gone may take to come back before it is replaced.
+#: How long a shell may take to answer after its foreground was killed, before it is replaced.
 COME_BACK_SECONDS: Final = 1.0
-#: And how often its foreground is looked for again meanwhile: it may have been about to start somebody.
+#: How often the foreground is searched meanwhile: the shell may have been about to fork.
 LOOK_AGAIN_SECONDS: Final = 0.05
-#: Ended commands that a client whose connection broke can ask for again.
-KEPT_COMMANDS: Final = 4
-#: Without an answer for this long, and then twice as long each time, look whether the shell can still answer.
+#: Without an answer for this long, and then twice as long each time, check that the shell can still answer.
 SILENCE_SECONDS: Final = (0.2, 3.0)
-#: With nothing to do for this long, a shell writes its exported variables down: a new one would need them.
+#: After this time without a command, a shell saves its exported variables for the program that may replace it.
 IDLE_SECONDS: Final = 0.02
 #: Replaced programs whose background jobs end with the shell.
 KEPT_FORMER: Final = 64
-#: A program that was executed in place of the shell may be gone before we look.
+#: A program that was executed in place of the shell may have exited before its command line is read.
 _EXEC: Final = re.compile(r"(?:^|[;&|\n])\s*exec\s+[^\s<>&|;\d]")
-TIMED_OUT: Final = 124
-INTERRUPTED: Final = 130
-#: The shell did not say how the command ended.
+#: The shell did not report how the command ended.
 UNKNOWN_STATUS: Final = 125
 
 
@@ -94,48 +113,38 @@ class LiveShell:
         self,
         spec: ShellSpec,
         path: str,
-        dialect: Dialect,
+        dialect: ShellDialect,
         files: ShellFiles,
         *,
         start_process: StartProcess,
         end_process: EndProcess,
-        spool: Spool,
         poller: Poller,
         config: ExecServerConfig,
         tables: TableReader,
         on_growth: Callable[[], None],
         on_closed: Callable[[LiveShell], None],
         on_forget: Callable[[ShellCommand], None],
-        notes: ShellNotes | None = None,
+        recorder: ShellRecorder,
     ) -> None:
-        """With `notes` it outlives the server."""
         self.spec = spec
         self.path = path
         self.dialect = dialect
         self.started_at = time.time()
-        self.state: ShellState = "idle"
+        self._phase: Phase = "starting"
         #: Why it is closed.
         self.reason = ""
         self.restarts = 0
         self.commands_run = 0
         #: Bytes of commands that have ended.
         self._printed_before = 0
-        #: What background jobs print after their command has ended, and what a profile prints.
-        self.record = Recorded(
-            spec.shell_id,
-            (0, 1),
-            overflow="follow",
-            spool=spool,
-            poller=poller,
-            config=config,
-            on_growth=on_growth,
-            notes=notes,
+        #: Output of background jobs after their command has ended, and of profile files.
+        self.record = Job(
+            spec.shell_id, recorder, overflow="follow", poller=poller, config=config, on_growth=on_growth
         )
-        self._notes = notes
+        self._recorder = recorder
         self._files = files
         self._start_process = start_process
         self._end_process = end_process
-        self._spool = spool
         self._poller = poller
         self._config = config
         self._tables = tables
@@ -153,21 +162,22 @@ class LiveShell:
         self._queue: deque[ShellCommand] = deque()
         self._current: ShellCommand | None = None
         self._ended: deque[ShellCommand] = deque()
-        #: How many came while others waited or ran: their callers may ask for all the ends at once.
+        #: The most commands that were queued at once: their callers may request all the results together.
         self._sent_ahead = 0
         self._known: dict[str, None] = {}
+        #: The latest replacement of a program.
         self._restarting: asyncio.Task[None] | None = None
-        #: Programs that were replaced: their background jobs are this shell's.
+        #: Replaced programs: their background jobs belong to this shell.
         self._former: deque[ManagedProcess] = deque(maxlen=KEPT_FORMER)
         self._closing: asyncio.Task[None] | None = None
         self._interrupts: dict[str, ShellCommand | None] = {}
-        #: One timer each, for however many commands: to cancel and make one for each would cost more than they do.
+        #: One timer each for all commands: to make and cancel one for each would cost more than the commands do.
         self._silence: asyncio.TimerHandle | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
 
     def _open_saved(self) -> SavedState:
-        return SavedState(self._files, self._poller, self._notes)
+        return SavedState(self._files, self._poller, self._recorder)
 
     def _first_program(self) -> ShellProgram:
         return self._new_program()
@@ -179,16 +189,27 @@ class LiveShell:
             self.record,
             self._poller,
             saved=self._saved,
-            on_answer=self._answered,
-            notes=self._notes,
+            on_answer=self._on_answer,
+            recorder=self._recorder,
             number=self.restarts,
         )
 
-    # --- what it is ------------------------------------------------------------------------------------------
+    def _enter(self, phase: Phase) -> None:
+        assert phase in TRANSITIONS[self._phase], f"{self._phase} to {phase}"
+        self._phase = phase
+
+    # --- status ----------------------------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
         return self.spec.shell_id
+
+    @property
+    def state(self) -> ShellState:
+        """The phase as callers see it."""
+        if self._phase in ("starting", "idle"):
+            return "idle"
+        return "closed" if self._phase == "closed" else "running"
 
     @property
     def cwd(self) -> str:
@@ -216,8 +237,8 @@ class LiveShell:
             login=self.spec.login,
         )
 
-    def asked(self) -> Asked:
-        """What is to be known to tell what it uses: its program, and those that it had before."""
+    def asked(self) -> UsageQuery:
+        """The process trees and the activity that a sample of its usage is made from."""
         programs = [*self._former, self._program.process] if self._program.pid else [*self._former]
         printed = self._printed_before + sum(log.end for log in self.record.logs.values())
         activity, current = Activity(), self._current
@@ -226,12 +247,12 @@ class LiveShell:
             activity = Activity(seconds=self._loop.time() - current.began, since_ticks=current.began_ticks)
         trees = tuple(program.tree for program in programs)
         own = tuple(pid for program in programs for pid in program.own_pids)
-        return Asked(self.id, trees, self.state != "closed", printed, activity, own)
+        return UsageQuery(self.id, trees, self.state != "closed", printed, activity, own)
 
     def process_spec(
         self, process_id: str, cwd: str | None, *, login: bool = False, start_id: str | None = None
     ) -> ProcessSpec:
-        """A program of this kind, to be given its commands on stdin."""
+        """The spec of a program of this kind that reads its commands from stdin."""
         return ProcessSpec(
             process_id=process_id,
             argv=(self.path, *self.dialect.arguments(login=login)),
@@ -246,7 +267,7 @@ class LiveShell:
         )
 
     def _confinement(self) -> Confinement | None:
-        """With the files by which we talk to it. It only reads them: they are on our spool, which it could fill."""
+        """The confinement with the control files, read-only: they are on the spool, which a shell could fill."""
         given = self.spec.confinement
         return None if given is None else replace(given, readable=(*given.readable, self._files.path))
 
@@ -255,6 +276,7 @@ class LiveShell:
     async def start(self) -> None:
         """Start the program; on return it takes commands."""
         await self._launch(self.spec.cwd, login=self.spec.login, restore=None)
+        self._enter("idle")
 
     async def _launch(
         self,
@@ -266,27 +288,26 @@ class LiveShell:
         command: ShellCommand | None = None,
         exit_code: int = 0,
     ) -> None:
-        """After the first it is for a `command` that ended like this and has cost the program before."""
+        """Start a program; a replacement is for the `command` that ended with `exit_code` and its program."""
         program = self._program
         spec = self.process_spec(f"{self.id}:{self.restarts}", cwd, login=login)
-        if self._notes is not None:
-            key = 0 if command is None or command.notes is None else command.notes.key
-            self._notes.program_begins(
-                program.number, program.inode, cwd, restored=restored, command=key, exit_code=exit_code
-            )
-        process = await self._start_process(spec, program.stdin, self._program_ended)
+        key = 0 if command is None else command.recorder.key
+        self._recorder.program_begins(
+            program.number, program.inode, cwd, restored=restored, command=key, exit_code=exit_code
+        )
+        process = await self._start_process(spec, program.stdin, self._on_program_exit)
         self._ready = ready = self._loop.create_future()
-        program.started(process, restore)
+        program.attach(process, restore)
         await self._become_ready(program, ready)
 
     async def _become_ready(self, program: ShellProgram, ready: asyncio.Future[Answer]) -> None:
         process = program.process
         try:
             async with asyncio.timeout(START_SECONDS):
-                program.ready(await ready)
+                program.take_first_answer(await ready)
             if not process.running:
-                # It ended right after its answer, while its end still counted as that of a start.
-                self._loop.call_soon(self._program_ended, process)
+                # It exited right after its answer, while an exit still counted as a failed start.
+                self._loop.call_soon(self._on_program_exit, process)
         except builtins.TimeoutError:
             await self._end_process(process, 0.0)
             raise NotExecutable(
@@ -309,38 +330,35 @@ class LiveShell:
             raise LimitReached(
                 f"{len(self._queue)} commands wait in shell {self.id!r}: that is max_queued_commands"
             )
-        if self._current is None and not self._queue and self._restarting is None:
+        recorder = self._recorder.command()
+        if self._phase == "idle" and not self._queue:
             self._sent_ahead = 0
             ticks = ticks_since_boot()
-            notes = None if self._notes is None else self._notes.command()
-            self._program.begin(spec, ticks, notes)
+            self._program.begin(spec, ticks, recorder)
             # The shell works by now.
-            command = self._new_command(spec, notes)
+            command = self._new_command(spec, recorder)
             self._begun(command, ticks)
         else:
-            notes = None if self._notes is None else self._notes.command()
-            if notes is not None:
-                notes.queued(spec)
-            command = self._new_command(spec, notes)
+            recorder.queued(spec)
+            command = self._new_command(spec, recorder)
             self._queue.append(command)
             self._sent_ahead = max(self._sent_ahead, len(self._queue))
         return command
 
-    def _new_command(self, spec: CommandSpec, notes: CommandNotes | None) -> ShellCommand:
+    def _new_command(self, spec: CommandSpec, recorder: CommandRecorder) -> ShellCommand:
         self._known[spec.command_id] = None
         if len(self._known) > KNOWN_COMMANDS:
             del self._known[next(iter(self._known))]
-        return self._make_command(spec, notes)
+        return self._make_command(spec, recorder)
 
-    def _make_command(self, spec: CommandSpec, notes: CommandNotes | None) -> ShellCommand:
+    def _make_command(self, spec: CommandSpec, recorder: CommandRecorder) -> ShellCommand:
         return ShellCommand(
             spec,
-            spool=self._spool,
+            recorder,
             poller=self._poller,
             config=self._config,
             on_growth=self._on_growth,
-            on_end=self._command_over,
-            notes=notes,
+            on_recorded=self._on_recorded,
         )
 
     def _find(self, command_id: str) -> ShellCommand:
@@ -350,11 +368,11 @@ class LiveShell:
         raise UnknownProcess(f"command {command_id!r} ran in shell {self.id!r}; its result is no longer kept")
 
     def commands(self) -> list[ShellCommand]:
-        """All that can be asked for."""
+        """The current command, the queued commands, and the ended commands that are kept."""
         return [command for command in (self._current, *self._queue, *self._ended) if command is not None]
 
     def withdraw(self, command: ShellCommand) -> None:
-        """Its caller gave up: one that waits is taken out, one that runs is interrupted."""
+        """Remove a command from the queue, or interrupt it: its caller gave up."""
         if command in self._queue:
             self._queue.remove(command)
             self._refuse(command, ShellClosed("taken out of the queue: its caller gave up"))
@@ -363,16 +381,16 @@ class LiveShell:
 
     def _refuse(self, command: ShellCommand, error: HoldfastError) -> None:
         command.refuse(error)
-        if self.state == "closed":
-            # It did not run: who asks again, after a broken connection, hears why.
+        if self._phase == "closed":
+            # It did not run: a request that is repeated after a broken connection gets the reason.
             self._known.pop(command.process_id, None)
         self._on_forget(command)
 
     def _begin(self, command: ShellCommand) -> None:
-        """One whose turn has come."""
+        """Begin the next command of the queue."""
         ticks = ticks_since_boot()
         try:
-            self._program.begin(command.spec, ticks, command.notes)
+            self._program.begin(command.spec, ticks, command.recorder)
         except HoldfastError as error:
             self._refuse(command, error)
             self._loop.call_soon(self._next)
@@ -380,34 +398,37 @@ class LiveShell:
         self._begun(command, ticks)
 
     def _begun(self, command: ShellCommand, ticks: int) -> None:
-        """The shell was told, not before `ticks`."""
+        """The shell has its line, not before `ticks`."""
         command.began_ticks = ticks
         self._program.give_streams(command)
         self._program.give_input(command)
         self._current = command
-        self.state = "running"
-        command.begin(self._timed_out)
+        self._enter("running")
+        command.begin(self._on_timeout)
         if self._silence is None:
-            self._silence = self._loop.call_later(SILENCE_SECONDS[0], self._look, SILENCE_SECONDS[0], None)
+            self._silence = self._loop.call_later(SILENCE_SECONDS[0], self._check_silence, SILENCE_SECONDS[0], None)
 
     def _next(self) -> None:
-        if self._current is None and self._queue and self._restarting is None and self.state != "closed":
+        if self._phase == "idle" and self._queue:
             self._begin(self._queue.popleft())
 
-    def _answered(self, answer: Answer) -> None:
+    def _on_answer(self, answer: Answer) -> None:
+        """Event of the program: it has answered, to its first lines or at the end of a command."""
         if self._ready is not None:
             if not self._ready.done():
-                if self._notes is not None:
-                    self._notes.ready(answer, command_line(self._program.pid))
+                self._recorder.ready(answer, command_line(self._program.pid))
                 self._ready.set_result(answer)
-        elif (command := self._current) is not None and command.ended is None:
+        elif self._phase == "running":
+            command = self._current
+            assert command is not None
             stopped_as = None if command.stop is None else _stopped_as(command)
-            self._finish(command, self._program.finish(answer, spec=command.spec, stopped_as=stopped_as))
-            self._program.settle()
+            self._record(command, self._program.take_answer(answer, spec=command.spec, stopped_as=stopped_as))
+            self._program.clean_up()
 
-    def _finish(self, command: ShellCommand, exit_code: int, restored: Restored | None = None) -> None:
+    def _record(self, command: ShellCommand, exit_code: int, restored: Restored | None = None) -> None:
+        """Record the end of the current command."""
         assert command.began is not None
-        closed = self.state == "closed"
+        closed = self._phase == "closed"
         ended = CommandEnded(
             exit_code=exit_code,
             cwd=self.cwd,
@@ -418,80 +439,77 @@ class LiveShell:
             state="closed" if closed else "idle",
             reason=self.reason,
         )
-        if command.notes is None:
-            command.finish(ended)
-        else:
-            self._finish_noted(
-                command, ended, self._program.noted_end(ended, reason=self.reason if closed else None)
-            )
+        self._record_end(command, ended, self._program.end_record(ended))
 
-    def _finish_noted(self, command: ShellCommand, ended: CommandEnded, noted: NotedEnd) -> None:
-        notes = command.notes
-        assert notes is not None
-        command.finish(ended, lambda: notes.over(noted, KEPT_COMMANDS + self._sent_ahead))
-        if not command.is_over:
-            notes.answered(noted)  # its last output waits for its reader, and the shell's word is taken
+    def _record_end(self, command: ShellCommand, ended: CommandEnded, end: CommandEndRecord) -> None:
+        if self._phase != "closed":
+            self._enter("recording")
+        recorder = command.recorder
+        command.record_end(ended, lambda: recorder.over(end, KEPT_SHELL_COMMANDS + self._sent_ahead))
+        if not command.is_done:
+            recorder.answered(end)  # its last output waits for its reader, and the answer is taken
 
-    def _command_over(self, command: ShellCommand) -> None:
-        """Its end is in its journal: what its streams print from now on is ours."""
+    def _on_recorded(self, command: ShellCommand) -> None:
+        """Event of a command: its journal has its end. Later output of its streams belongs to the shell."""
         command.give_streams(self.record)
         self.commands_run += 1
         self._printed_before += sum(log.end for log in command.logs.values())
         self._ended.append(command)
-        while len(self._ended) > KEPT_COMMANDS + self._sent_ahead:
+        while len(self._ended) > KEPT_SHELL_COMMANDS + self._sent_ahead:
             self._on_forget(self._ended.popleft())
         self._current = None
-        if self.state == "closed":
+        if self._phase == "closed":
             return
-        self.state = "idle"
+        self._enter("idle")
         self._idle_since = self._loop.time()
         if self._idle is None:
-            self._idle = self._loop.call_later(IDLE_SECONDS, self._write_down)
+            self._idle = self._loop.call_later(IDLE_SECONDS, self._save_exports)
         if self._queue:
-            # In a turn of its own, so that whoever waits for this end hears of it first.
+            # In a turn of its own, so that the waiters of this command run before the next one begins.
             self._loop.call_soon(self._next)
 
-    def _write_down(self) -> None:
+    def _save_exports(self) -> None:
         self._idle = None
-        if self.state != "idle" or self._restarting is not None:
+        if self._phase != "idle":
             return
         left = self._idle_since + IDLE_SECONDS - self._loop.time()
         if left > 0:
-            self._idle = self._loop.call_later(left, self._write_down)
+            self._idle = self._loop.call_later(left, self._save_exports)
         else:
             self._program.save_exports()
 
     # --- a shell that does not answer ------------------------------------------------------------------------
 
-    def _look(self, seconds: float, waiting: ShellCommand | None) -> None:
-        """No event tells that a shell cannot answer: it was stopped, or a command took our words from it.
+    def _check_silence(self, seconds: float, reading: ShellCommand | None) -> None:
+        """Continue a stopped shell, and replace one that reads its next line without having answered.
 
-        `waiting` is the command whose shell was found waiting for our next line the last time.
+        Neither is an event: a signal stopped the shell, or a command read the line that was for the shell.
+        `reading` is the command during which the shell was found reading at the last check.
         """
         self._silence = None
         command = self._current
-        if command is None or command.ended is not None:
-            return  # it has spoken, and a slow reader is still owed output
+        if command is None or self._phase != "running":
+            return  # it has answered; a slow reader may still be owed output
         if is_stopped(self._program.pid):
             self._program.process.signal_leader(signal.SIGCONT)
-        waits = self._program.waits()
-        if waits and waiting is command:
+        reads = self._program.reads_line()
+        if reads and reading is command:
             self._replace(command, UNKNOWN_STATUS)
             return
-        seconds = SILENCE_SECONDS[0] if waits else min(2 * seconds, SILENCE_SECONDS[1])
-        self._silence = self._loop.call_later(seconds, self._look, seconds, command if waits else None)
+        seconds = SILENCE_SECONDS[0] if reads else min(2 * seconds, SILENCE_SECONDS[1])
+        self._silence = self._loop.call_later(seconds, self._check_silence, seconds, command if reads else None)
 
-    # --- ending a command ------------------------------------------------------------------------------------
+    # --- stopping a command ----------------------------------------------------------------------------------
 
     async def interrupt(self, interrupt_id: str | None = None) -> bool:
-        """End the command that runs, and all it started in the foreground; False if none runs.
+        """Stop the current command and all that it started in the foreground; False if there is none.
 
         The same `interrupt_id` again means the same command.
         """
         command = self._current
         if interrupt_id is not None:
-            if self._notes is not None and interrupt_id not in self._interrupts:
-                self._notes.interrupted(interrupt_id, None if command is None else command.notes)
+            if interrupt_id not in self._interrupts:
+                self._recorder.interrupted(interrupt_id, 0 if command is None else command.recorder.key)
             command = self._interrupts.setdefault(interrupt_id, command)
             if len(self._interrupts) > KEPT_INTERRUPTS:
                 del self._interrupts[next(iter(self._interrupts))]
@@ -501,37 +519,36 @@ class LiveShell:
             await asyncio.shield(self._stop(command))
         return True
 
-    def _timed_out(self, command: ShellCommand) -> None:
+    def _on_timeout(self, command: ShellCommand) -> None:
         command.timed_out = True
         self._stop(command)
 
     def _stop(self, command: ShellCommand) -> asyncio.Task[None]:
-        # A reader that does not read must not keep it from ending.
+        # A slow reader must not keep the command from ending.
         command.stop_blocking()
         if command.stop is None:
-            if command.notes is not None:
-                command.notes.stopping(timed_out=command.timed_out)
-            command.stop = self._loop.create_task(self._end_command(command))
+            command.recorder.stopping(timed_out=command.timed_out)
+            command.stop = self._loop.create_task(self._stop_command(command))
         return command.stop
 
-    async def _end_command(self, command: ShellCommand) -> None:
+    async def _stop_command(self, command: ShellCommand) -> None:
         if command.ended is not None:
-            return  # it had, and only its reader was behind
+            return  # it had answered, and only its reader was behind
         process = self._program.process
         process.signal_leader(signal.SIGCONT)
-        over = asyncio.ensure_future(command.wait_ended())
+        recorded = asyncio.ensure_future(command.wait_ended())
         give_up_at: float | None = None
-        while not over.done():
-            # First: once its foreground is gone the shell would go on with the rest of the command.
+        while not recorded.done():
+            # First: once its foreground is killed, the shell would run the rest of the command.
             process.signal_leader(self.dialect.interrupt_signal)
             command.end_input()  # the shell itself may be reading it
             await end_all(self._foreground, self._config.interrupt_grace_seconds)
-            await asyncio.wait((over,), timeout=LOOK_AGAIN_SECONDS)
+            await asyncio.wait((recorded,), timeout=LOOK_AGAIN_SECONDS)
             now = self._loop.time()
             give_up_at = give_up_at or now + COME_BACK_SECONDS
-            if not over.done() and now >= give_up_at:
+            if not recorded.done() and now >= give_up_at:
                 self._replace(command, _stopped_as(command))
-                await asyncio.wait((over,))
+                await asyncio.wait((recorded,))
 
     async def _foreground(self) -> dict[int, Entry]:
         if self._current is None or self._current.stop is None:
@@ -539,24 +556,23 @@ class LiveShell:
         since, program = self._current.began_ticks, self._program
         table, jobs = await self._tables.read(), frozenset(program.jobs)
         if program.process.jail is not None:
-            # The shell tells the numbers that its jobs have inside.
+            # The shell reports the pids that its jobs have inside the jail.
             jobs = frozenset(pid for pid in table.children.get(program.pid, ()) if inside_pid(pid) in jobs)
         return foreground(table, program.pid, since, jobs)
 
-    # --- the program ends ------------------------------------------------------------------------------------
+    # --- the program exits -----------------------------------------------------------------------------------
 
-    def _program_ended(self, process: ManagedProcess) -> None:
-        """However it came about. What it had told us before is read first."""
-        program = self._program
-        if process is not program.process or (self._restarting is not None and self._ready is None):
+    def _on_program_exit(self, process: ManagedProcess) -> None:
+        """Event of a process: a program has exited. An answer that it sent before is read first."""
+        if process is not self._program.process or (self._phase == "restarting" and self._ready is None):
             return
         try:
-            program.hang_up()
+            self._program.disconnect()
         finally:
-            self._after_end(process)
+            self._program_lost(process)
 
-    def _after_end(self, process: ManagedProcess) -> None:
-        """Report the end to the start, the command or the close that waits for it."""
+    def _program_lost(self, process: ManagedProcess) -> None:
+        """Fail the start that is under way, replace the program, or close the shell."""
         assert process.status is not None
         status = process.status
         if self._ready is not None:
@@ -565,36 +581,36 @@ class LiveShell:
                 self._ready.set_exception(NotExecutable(text))
             return
         command = self._current
-        if command is not None and self._closing is None:
+        if command is not None and self._phase == "running" and self._closing is None:
             if command.stop is not None:
                 self._replace(command, _stopped_as(command))
                 return
             if status.signal is None and self._program.has_saved_state():
                 self._replace(command, status.exit_code)
                 return
-        self._closed(self._why(status), status)
+        self._close_down(self._why(status), status)
 
     def _why(self, status: ExitStatus) -> str:
         if self._closing is not None:
             return "closed"
-        told = self._current is not None and _EXEC.search(self._current.spec.command) is not None
-        if self._program.replaced or (told and status.exit_code not in (126, 127)):
+        executes = self._current is not None and _EXEC.search(self._current.spec.command) is not None
+        if self._program.replaced or (executes and status.exit_code not in (126, 127)):
             return f"replaced by another program (exec), which ended with exit code {status.exit_code}"
         if status.signal is not None:
             return f"killed by {status.signal}"
         return f"exited with code {status.exit_code}"
 
-    def _closed(self, reason: str, status: ExitStatus) -> None:
-        if self.state == "closed":
+    def _close_down(self, reason: str, status: ExitStatus) -> None:
+        if self._phase == "closed":
             return
-        refuses = self._current is not None and self._program.left_unread
-        if self._notes is not None:
-            self._notes.closes(reason, status, refuses=refuses)
-        self._wind_up(reason, status, refuses=refuses)
+        refuses = self._current is not None and self._phase != "recording" and self._program.left_unread
+        self._recorder.closes(reason, status, refuses=refuses)
+        self._become_closed(reason, status, refuses=refuses)
 
-    def _wind_up(self, reason: str, status: ExitStatus, *, refuses: bool) -> None:
-        """It is closed: whoever waits for anything hears of it."""
-        self.state = "closed"
+    def _become_closed(self, reason: str, status: ExitStatus, *, refuses: bool) -> None:
+        """Close the shell: record or refuse the current command, refuse the queue, remove the files."""
+        recording = self._phase == "recording"
+        self._enter("closed")
         self.reason = reason
         for timer in (self._silence, self._idle):
             if timer is not None:
@@ -602,15 +618,14 @@ class LiveShell:
         if (command := self._current) is not None and refuses:
             self._current = None
             self._refuse(command, self._closed_error())
-        elif command is not None:
-            self._finish(command, status.exit_code)
+        elif command is not None and not recording:
+            self._record(command, status.exit_code)
         while self._queue:
             self._refuse(self._queue.popleft(), self._closed_error())
         self._saved.close()
         self._files.remove()
-        notes = self._notes
         if self.record.running:
-            self.record.end(status, None if notes is None else lambda: notes.ended(status))
+            self.record.end(status, lambda: self._recorder.ended(status))
         self._on_closed(self)
 
     def _closed_error(self) -> ShellClosed:
@@ -618,7 +633,7 @@ class LiveShell:
         return ShellClosed(f"shell {self.id!r} is closed{why}", reason=self.reason)
 
     def _check_open(self) -> None:
-        if self.state == "closed":
+        if self._phase == "closed":
             raise self._closed_error()
         if self._closing is not None:
             raise ShellClosed(f"shell {self.id!r} is being closed", reason="closed")
@@ -626,10 +641,10 @@ class LiveShell:
     # --- a new program ---------------------------------------------------------------------------------------
 
     def _replace(self, command: ShellCommand, exit_code: int) -> None:
-        """End the program and go on with another, in the same directory, with what is known of the old one."""
-        if self._restarting is None:
-            if self._notes is not None and command.notes is not None:
-                self._notes.given_up(command.notes.key, exit_code)
+        """Kill the program and start another in the same directory, with the saved variables or state."""
+        if self._phase == "running":
+            self._enter("restarting")
+            self._recorder.given_up(command.recorder.key, exit_code)
             self._restarting = self._loop.create_task(self._restart(command, exit_code))
 
     async def _restart(self, command: ShellCommand, exit_code: int) -> None:
@@ -637,22 +652,22 @@ class LiveShell:
         restored: Restored = "state" if not old.process.running and old.has_saved_state() else "exports"
         old.process.signal_leader(signal.SIGKILL)
         status = await old.process.wait_exit()
-        old.hang_up()
+        old.disconnect()
         self._saved.take()
         command.take_what_is_there()
         command.give_streams(self.record)
         self.restarts += 1
         self._former.append(old.process)
-        await self._start_anew(old, command, exit_code, restored, status)
+        await self._start_replacement(old, command, exit_code, restored, status)
 
-    async def _start_anew(
+    async def _start_replacement(
         self, old: ShellProgram, command: ShellCommand, exit_code: int, restored: Restored, status: ExitStatus
     ) -> None:
-        """The next program, after the `old` one has ended with this status."""
+        """Start the next program, after the `old` one has exited with `status`."""
         try:
             self._program = self._new_program()
             await self._launch(
-                still_there(self.spec.confinement, old.cwd),
+                lasting_cwd(self.spec.confinement, old.cwd),
                 login=False,
                 restore=self._files.existing(restored),
                 restored=restored,
@@ -661,32 +676,32 @@ class LiveShell:
             )
         except (HoldfastError, OSError) as error:
             if self._program is not old:
-                self._program.hang_up()
+                self._program.disconnect()
                 self._program = old
-            self._restarting = None
-            self._closed(f"it did not start again after a command had to be ended: {error}", status)
+            self._restart_failed(error, status)
             return
-        self._started_anew(command, exit_code, restored, old.cwd)
+        self._restarted(command, exit_code, restored, old.cwd)
 
-    def _started_anew(self, command: ShellCommand, exit_code: int, restored: Restored, cwd: str) -> None:
+    def _restart_failed(self, error: Exception, status: ExitStatus) -> None:
+        self._close_down(f"it did not start again after a command had to be ended: {error}", status)
+
+    def _restarted(self, command: ShellCommand, exit_code: int, restored: Restored, cwd: str) -> None:
         self._files.forget("state")
         self._program.set_status(exit_code)
         if command.spec.cwd is not None:
-            self._program.go_back(still_there(self.spec.confinement, cwd))
-        self._restarting = None
-        self._finish(command, exit_code, restored)
+            self._program.return_to(lasting_cwd(self.spec.confinement, cwd))
+        self._record(command, exit_code, restored)
 
     # --- closing ---------------------------------------------------------------------------------------------
 
     async def close(self, *, keep: bool, grace: float) -> None:
-        """End the shell and, unless they are to be kept, all that it started.
+        """Close the shell and, unless `keep`, kill all that it started.
 
-        One that is closed may still have jobs.
+        A shell that is closed may still have background jobs.
         """
         kept = self._closing is not None and self._closing.done() and not keep
         if self._closing is None or kept:
-            if self._notes is not None:
-                self._notes.closing(keep=keep, grace=grace)
+            self._recorder.closing(keep=keep, grace=grace)
             self._closing = self._loop.create_task(self._close(keep, grace))
         await asyncio.shield(self._closing)
 
@@ -706,7 +721,7 @@ class LiveShell:
             await asyncio.gather(*(self._end_process(each, grace) for each in (*self._former, process)))
 
     def discard(self) -> None:
-        """Forget everything."""
+        """Remove the files, the output and the records of the shell."""
         with contextlib.ExitStack() as stack:  # each step, whichever of them fails
             stack.callback(self._files.remove)
             stack.callback(self._saved.close)
@@ -714,10 +729,9 @@ class LiveShell:
             for command in (*self._ended, *self._queue, self._current):
                 if command is not None:
                     stack.callback(command.forget)
-            stack.callback(self._program.hang_up)
-            if self._notes is not None:
-                stack.callback(self._notes.gone)
+            stack.callback(self._program.disconnect)
+            stack.callback(self._recorder.gone)
 
 
 def _stopped_as(command: ShellCommand) -> int:
-    return TIMED_OUT if command.timed_out else INTERRUPTED
+    return EXIT_TIMED_OUT if command.timed_out else EXIT_INTERRUPTED

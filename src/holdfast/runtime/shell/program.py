@@ -1,7 +1,7 @@
-"""One program that a live shell runs in: its control socket, its streams, what it said last.
+"""One program that a live shell runs in: its control socket, its streams, its last answer.
 
-`shell` decides what runs in it and when it is replaced; here is how a command is handed over and an answer taken.
-Writes the shell's files and lives on the event loop.
+`LiveShell` decides what runs in it and when it is replaced; this module sends commands to it and reads its answers,
+which it reports to `LiveShell`. Writes the shell's files and lives on the event loop.
 """
 
 from __future__ import annotations
@@ -15,19 +15,24 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import PermissionRefused, ResourceExhausted
-from holdfast.runtime.durability.shell_log import CommandNotes, ShellNotes, SpokenLines, noted_end
-from holdfast.runtime.durability.shell_records import NotedEnd
+from holdfast.runtime.durability.records import CommandEndRecord
+from holdfast.runtime.durability.shell_recorder import (
+    CommandRecorder,
+    ControlLines,
+    ShellRecorder,
+    command_end_record,
+)
 from holdfast.runtime.durability.shell_replay import KNOWN_JOBS
-from holdfast.runtime.output.job import Output, Recorded
+from holdfast.runtime.output.job import Job, JobStream
 from holdfast.runtime.process.process import ManagedProcess
 from holdfast.runtime.shell.dialect import (
     MAY_EXPORT,
-    WHOLE,
+    STATE_END,
     Answer,
-    Dialect,
-    Step,
-    Suspended,
-    is_whole,
+    ShellDialect,
+    ShellStep,
+    SuspendedTracing,
+    is_complete,
     parse_answer,
 )
 from holdfast.runtime.shell.files import ShellFiles
@@ -39,62 +44,63 @@ if TYPE_CHECKING:
     from holdfast.runtime.shell.command import ShellCommand
     from holdfast.runtime.shell.saved_state import SavedState
 
-#: Far more than a path of the longest kind and every trap. More than that is no answer.
+#: Far more than a path of the longest kind and every trap. More than this is not an answer.
 MAX_ANSWER_BYTES: Final = 1024 * 1024
 
 
-class Settling(NamedTuple):
-    """What has to be undone after a command."""
+class PendingCleanup(NamedTuple):
+    """Effects of a command that `clean_up` undoes."""
 
     stopped: bool = False
-    #: Whether our EXIT trap is to be taken off; None if nothing of the kind is to be undone.
+    #: Whether the EXIT trap is still the server's and is removed; None if the command did not save its state.
     trapped: bool | None = None
+    #: The directories that PWD and OLDPWD had before a command with a directory of its own.
     back: tuple[str, str] | None = None
 
 
-_NOTHING_OWED: Final = Settling()
+_NO_CLEANUP: Final = PendingCleanup()
 
 
-class _Beginning(NamedTuple):
-    """What is written down before a command is told to its shell."""
+class _CommandStart(NamedTuple):
+    """The record of a command, written before its line is sent."""
 
-    notes: CommandNotes
+    recorder: CommandRecorder
     spec: CommandSpec
     ticks: int
     armed: bool
 
-    def note(self, at: float, said: tuple[int, int], pipes: int) -> None:
-        self.notes.began(self.spec, self.ticks, at, said, pipes, armed=self.armed)
+    def note(self, at: float, span: tuple[int, int], pipes: int) -> None:
+        self.recorder.began(self.spec, self.ticks, at, span, pipes, armed=self.armed)
 
 
 class ShellProgram:
-    """From just before its start until it has ended."""
+    """A program of a shell, from just before its start until it has exited."""
 
     def __init__(
         self,
-        dialect: Dialect,
+        dialect: ShellDialect,
         files: ShellFiles,
-        record: Recorded,
+        record: Job,
         poller: Poller,
         *,
         saved: SavedState,
         on_answer: Callable[[Answer], None],
-        notes: ShellNotes | None = None,
+        recorder: ShellRecorder,
         number: int = 0,
     ) -> None:
-        """`number` counts the programs of a shell; with `notes` it outlives us."""
+        """`number` counts the programs of a shell."""
         self.dialect = dialect
         self.number = number
-        self._notes = notes
-        self._lines: SpokenLines | None = None
-        #: Where it is, by the name that it goes by; and by the kernel's.
+        self._recorder = recorder
+        self._lines: ControlLines | None = None
+        #: Its working directory as `PWD` has it, if the kernel agrees; and as the kernel has it.
         self.cwd = ""
-        self._where = ""
-        #: Whether it ended with a line of ours unread.
+        self._kernel_cwd = ""
+        #: Whether it exited with a line unread.
         self.left_unread = False
-        #: Whether it has become another program.
+        #: Whether it has executed another program (`exec`).
         self.replaced = False
-        #: Whether its exported variables are written down as they are now.
+        #: Whether its exported variables are saved as they are now.
         self.exports_saved = False
         self._files = files
         self._saved = saved
@@ -103,31 +109,31 @@ class ShellProgram:
         self._on_answer = on_answer
         self._process: ManagedProcess | None = None
         self._command_line = b""
-        self._said = bytearray()
+        self._received = bytearray()
         self._answer = Answer(0, "", "", None, "", "", {})
-        self._suspended = Suspended()
-        self._owed_settling = _NOTHING_OWED
+        self._suspended = SuspendedTracing()
+        self._pending = _NO_CLEANUP
         self._armed = False
         #: Whether the last command may have changed what it exports.
         self._exported = False
         self._has_job = False
-        #: Background jobs that it has told of.
+        #: Pids of background jobs that it has reported.
         self.jobs: deque[int] = deque(maxlen=KNOWN_JOBS)
         self._stat = -1
         self._faults = 0
         self._began = 0.0
         self._must_move = False
-        #: The pair of pipes that it prints on, and our ends of them; and of the pair before.
+        #: The pair of pipes that it writes to, and the read ends of this pair and of the pair before.
         self._pipes = 0
-        self._outputs_before: list[Output] = []
+        self._outputs_before: list[JobStream] = []
         self._opened: dict[int, int] = {}
-        self._outputs: list[Output] = []
-        #: Our end of the next command's stdin, until the command takes it.
+        self._outputs: list[JobStream] = []
+        #: The write end of the next command's stdin, until the command takes it.
         self._command_stdin = -1
         self._connect()
 
     def _connect(self) -> None:
-        """Its socket and its first pipes, before it is started."""
+        """Open the control socket and the first pipes, before the program is started."""
         try:
             self._control, self._theirs = socket.socketpair()
         except OSError as error:
@@ -136,35 +142,28 @@ class ShellProgram:
         self.inode = os.fstat(self._theirs.fileno()).st_ino
         try:
             self._files.prepare(self.dialect)
-            if self._notes is not None:
-                self._lines = self._new_lines()
+            self._lines = self._recorder.new_control_lines()
             self._opened = self._files.open_pipes(0, fresh=True)
-            if self._notes is not None and self._lines is not None:
-                self._notes.keep_pipes(0, list(self._opened.values()), self._record.open_outputs)
-                self._notes.keep_program(self.number, self._control.fileno(), self._lines.fd)
+            self._recorder.keep_pipes(0, list(self._opened.values()), self._record.open_outputs)
+            if self._lines is not None:
+                self._recorder.keep_program(self.number, self._control.fileno(), self._lines.fd)
             self._watch_opened(self._record)
         except BaseException:
-            self.hang_up()
+            self.disconnect()
             raise
 
-    def _new_lines(self) -> SpokenLines:
-        try:
-            return SpokenLines()
-        except OSError as error:
-            raise ResourceExhausted(f"no file for what a shell is sent: {error.strerror}") from None
-
-    def _watch_opened(self, owner: Recorded) -> None:
-        """Have our ends of new pipes read, for this owner."""
+    def _watch_opened(self, owner: Job) -> None:
+        """Watch the read ends of new pipes for this owner."""
         self._outputs = []
         for kind in tuple(self._opened):
             self._outputs.append(owner.watch(kind, self._opened[kind]))
             del self._opened[kind]
 
-    # --- its life --------------------------------------------------------------------------------------------
+    # --- start and end ---------------------------------------------------------------------------------------
 
     @property
     def stdin(self) -> int:
-        """The descriptor that it reads its own program from."""
+        """The descriptor that the program reads its lines from."""
         return self._theirs.fileno()
 
     @property
@@ -174,16 +173,16 @@ class ShellProgram:
 
     @property
     def pid(self) -> int:
-        """Of the shell itself, which in a jail is not the process that we started."""
+        """The pid of the shell itself, which in a jail is not the process that was started."""
         return 0 if self._process is None else self._process.program_pid
 
     @property
     def leader(self) -> int:
-        """Of the process that we started, or 0."""
+        """The pid of the process that was started, or 0."""
         return 0 if self._process is None else self._process.pid
 
-    def started(self, process: ManagedProcess, restore: str | None) -> None:
-        """It runs: say the first lines. Its answer says that it takes commands."""
+    def attach(self, process: ManagedProcess, restore: str | None) -> None:
+        """Send the first lines to the process that was started; it takes commands once it has answered them."""
         self._theirs.close()
         self._process = process
         process.give_streams(self._record)
@@ -191,44 +190,43 @@ class ShellProgram:
         self.boot(restore)
 
     def boot(self, restore: str | None) -> None:
-        self.say(self.dialect.boot(self._files.quoted, self._files.quoted_pipes, restore))
+        self.send(self.dialect.boot(self._files.quoted, self._files.quoted_pipes, restore))
 
-    def ready(self, answer: Answer) -> None:
-        """The answer to the first lines."""
+    def take_first_answer(self, answer: Answer) -> None:
+        """Take the answer to the first lines; `PermissionRefused` if the shell could not open its pipes."""
         if answer.status != 0:
-            raise PermissionRefused(f"{self._files.path}: the shell's user is not let through to its files there")
+            raise PermissionRefused(f"{self._files.path}: the shell's user has no access to its files there")
         self._command_line = command_line(self.pid)
-        # A program of an earlier server has it open by now.
+        # Of a program of an earlier server it is open already.
         self._open_stat()
         self._faults = reaped_faults(self._stat)
         self._take(answer)
-        self.settle()
+        self.clean_up()
 
     def end_input(self) -> None:
-        """The end of its program: it runs its EXIT trap and goes."""
+        """Send an end of file: the shell runs its EXIT trap and exits."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
 
-    def hang_up(self) -> None:
-        """Take the answer that is there, then close every descriptor but those of pipes that the record reads."""
+    def disconnect(self) -> None:
+        """Read an answer that was sent, then close every descriptor except those of pipes that the record reads."""
         try:
             if self._control.fileno() >= 0 and self._process is not None:
-                # What it said before it ended counts.
                 self._readable()
         finally:
             self._close()
             self._theirs.close()
-            if self._lines is not None and self._notes is not None:
+            if self._lines is not None:
                 self._lines.close()
                 self._lines = None
-                self._notes.drop_program(self.number)
+                self._recorder.drop_program(self.number)
             self._close_stat()
             self._close_stdin()
             self._close_opened()
             self._end_unopened()
 
     def _end_unopened(self) -> None:
-        """Give an end of file to pipes that nothing has opened for writing: without a writer there is none."""
+        """Cause an end of file on pipes that were never opened for writing: without a writer there is none."""
         for output in (*self._outputs, *self._outputs_before):
             if output.fd >= 0:
                 with contextlib.suppress(OSError):
@@ -236,7 +234,7 @@ class ShellProgram:
                     os.close(os.open(f"/proc/self/fd/{output.fd}", flags))
 
     def _close_opened(self) -> None:
-        """Pipes that nothing came to read."""
+        """Close the read ends of pipes that no command took."""
         while self._opened:
             os.close(self._opened.popitem()[1])
 
@@ -255,37 +253,37 @@ class ShellProgram:
             self._control.close()
 
     def has_saved_state(self) -> bool:
-        """Whether its state was written down as a whole when an option ended it."""
+        """Whether its whole state was saved when an option ended it."""
         self._saved.take()
         state = self._files.read("state") if self._armed else None
-        return state is not None and state.endswith(WHOLE.encode() + b"\n")
+        return state is not None and state.endswith(STATE_END.encode() + b"\n")
 
-    def waits(self) -> bool:
-        """Whether it waits for our next line, as far as the kernel tells."""
+    def reads_line(self) -> bool:
+        """Whether it is blocked in a read of its next line; False where the kernel does not show it."""
         return self._control.fileno() >= 0 and waits_for(self.pid, self.inode)
 
     # --- a command -------------------------------------------------------------------------------------------
 
-    def begin(self, spec: CommandSpec, ticks: int = 0, noted: CommandNotes | None = None) -> None:
-        """Hand a command over: its files, its pipes, and the line that starts it, which is `noted` first.
+    def begin(self, spec: CommandSpec, ticks: int, recorder: CommandRecorder) -> None:
+        """Send a command: its files, its pipes, and the line that starts it, which is recorded first.
 
-        The shell works from here on. `give_streams` is to follow before we return to the loop.
+        The shell runs it from here on. Call `give_streams` before the event loop runs again.
         """
         dialect, files, answer = self.dialect, self._files, self._answer
         pipes = 1 - self._pipes if self._must_move else None
         risky = dialect.may_abort(spec.command, answer.flags)
         saves_state = risky and dialect.saves_state and "EXIT" not in answer.traps
-        step = Step(
+        step = ShellStep(
             files.quoted,
             files.quoted_pipes,
             cwd=spec.cwd,
             env=spec.env,
             stdin=_stdin(spec, files),
-            # With `set -e`, to bring a status back would end the shell.
+            # With `set -e`, restoring a status other than 0 would end the shell.
             status=0 if "e" in answer.flags else answer.status,
             last=answer.last or "" if dialect.wants_last(spec.command) else None,
             pipes=pipes,
-            looks_first=pipes is None or self._has_names(),
+            checks_target=pipes is None or self._has_names(),
             copies=() if pipes is None else self._copies(),
             saves_state=saves_state,
             saves_exports=not self.exports_saved and (self._exported or risky or spec.timeout is not None),
@@ -296,7 +294,7 @@ class ShellProgram:
         if step.saves_exports or saves_state:
             self._saved.ensure()
         if saves_state:
-            # Open from now on: it can be stored later without a descriptor more.
+            # Open from now on: storing it later takes no further descriptor.
             files.write("state", b"")
         if step != files.plain:
             files.write("status", dialect.status(step.status).encode())
@@ -304,23 +302,22 @@ class ShellProgram:
         self._close_opened()
         self._opened = {} if pipes is None else self._open_pipes(pipes)
         if spec.pipe_stdin:
-            self._open_stdin(noted)
+            self._open_stdin(recorder)
         self._began = time.monotonic()
-        self.say(line, None if noted is None else _Beginning(noted, spec, ticks, saves_state))
+        self.send(line, _CommandStart(recorder, spec, ticks, saves_state))
         self._must_move = False
         self._armed = saves_state
         self._exported = MAY_EXPORT.search(spec.command) is not None
         self.exports_saved = False
 
-    def _open_stdin(self, noted: CommandNotes | None) -> None:
-        """Before the shell is told: it would wait for a pipe that nobody writes to."""
+    def _open_stdin(self, recorder: CommandRecorder) -> None:
+        """Open the pipe of a command's stdin, before the shell opens it: an open without a writer blocks."""
         self._close_stdin()
         self._command_stdin = self._files.open_stdin()
-        if noted is not None:
-            noted.keep_input(self._command_stdin)
+        recorder.keep_input(self._command_stdin)
 
     def give_input(self, command: ShellCommand) -> None:
-        """What is written to this command goes to the pipe that was made for it."""
+        """Connect the command's input to the pipe that was made for it."""
         if self._command_stdin >= 0 and command.input is not None:
             fd, self._command_stdin = self._command_stdin, -1
             command.input.open(fd)
@@ -330,8 +327,8 @@ class ShellProgram:
             fd, self._command_stdin = self._command_stdin, -1
             os.close(fd)
 
-    def _line(self, step: Step) -> str:
-        """What to say to have a step done."""
+    def _line(self, step: ShellStep) -> str:
+        """The line that runs a step."""
         if self.dialect.plain_line is None:
             return self.dialect.step(step)
         if step == self._files.plain:
@@ -339,13 +336,13 @@ class ShellProgram:
         self._files.write("step", encode(self.dialect.step(step)))
         return f"\\. {self._files.quoted}/step\n"
 
-    def finish(self, answer: Answer, *, spec: CommandSpec, stopped_as: int | None) -> int:
-        """Take the answer to a command; returns its exit code, which is `stopped_as` if we ended it.
+    def take_answer(self, answer: Answer, *, spec: CommandSpec, stopped_as: int | None) -> int:
+        """Take the answer to a command; returns its exit code, which is `stopped_as` if the server stopped it.
 
-        `settle` is to follow, before anything else is said to the shell.
+        Call `clean_up` next, before another line is sent.
         """
         if stopped_as is not None:
-            # What it shows as its DEBUG trap is what stopped it.
+            # The DEBUG trap that it reports is the one that stopped it.
             answer = answer._replace(status=stopped_as, traps=_without(answer.traps, "DEBUG"))
         trapped = None
         if self._armed:
@@ -357,61 +354,50 @@ class ShellProgram:
             back = self._answer.cwd, self._answer.old_cwd
             answer = answer._replace(cwd=back[0], old_cwd=back[1])
         self._take(answer)
-        self._owed_settling = Settling(stopped_as is not None, trapped, back)
+        self._pending = PendingCleanup(stopped_as is not None, trapped, back)
         return answer.status
 
-    def settle(self) -> None:
-        """Between two commands: take off what would show, and undo what was for the last command alone.
+    def clean_up(self) -> None:
+        """Suspend tracing and undo the effects of the last command, between two commands.
 
-        And look at what nobody waits for: whether the shell has had children, and where it really is.
+        The checks that no caller waits for are made here as well: whether the shell has had children, and its real
+        working directory.
         """
-        owed, self._owed_settling = self._owed_settling, _NOTHING_OWED
+        pending, self._pending = self._pending, _NO_CLEANUP
         self._must_move = self._has_had_children()
-        if owed.back is None:
-            self._look_where()
+        if pending.back is None:
+            self._update_cwd()
         else:
-            self._where = ""  # it is on its way back
-        self._suspended = Suspended.after(self._answer)
-        flags = self._answer.flags if owed.stopped else None
-        disarm = None if owed.trapped is None else self.dialect.disarm(trapped=owed.trapped)
-        line = self.dialect.clean_up(suspend=self._suspended, stopped_with=flags, disarm=disarm, back=owed.back)
+            self._kernel_cwd = ""  # the line below changes it
+        self._suspended = SuspendedTracing.after(self._answer)
+        flags = self._answer.flags if pending.stopped else None
+        disarm = None if pending.trapped is None else self.dialect.disarm(trapped=pending.trapped)
+        line = self.dialect.clean_up(suspend=self._suspended, stopped_with=flags, disarm=disarm, back=pending.back)
         if line:
-            self.say(line)
+            self.send(line)
 
-    def noted_end(self, ended: CommandEnded, *, reason: str | None) -> NotedEnd:
-        """How it is at the end of a command, for the next server; before `settle`."""
-        owed = self._owed_settling
-        return noted_end(
-            exit_code=ended.exit_code,
-            cwd=ended.cwd,
-            duration=ended.duration,
-            timed_out=ended.timed_out,
-            restored=ended.restored,
-            reason=reason,
-            answer=self._answer,
-            stopped=owed.stopped,
-            trapped=owed.trapped,
-            back=owed.back,
-        )
+    def end_record(self, ended: CommandEnded) -> CommandEndRecord:
+        """The state at the end of a command, for the next server; before `clean_up`."""
+        return command_end_record(ended, self._answer, **self._pending._asdict())
 
-    def go_back(self, cwd: str) -> None:
-        """To where the shell was before a command with a directory of its own."""
-        self._owed_settling = Settling(back=(cwd, cwd))
-        self.settle()
+    def return_to(self, cwd: str) -> None:
+        """Change to the directory that the shell had before a command with a directory of its own."""
+        self._pending = PendingCleanup(back=(cwd, cwd))
+        self.clean_up()
         self.cwd = cwd
 
     def set_status(self, status: int) -> None:
-        """What `$?` is to be in the next command."""
+        """Set `$?` of the next command."""
         self._answer = self._answer._replace(status=status)
 
     def save_exports(self) -> None:
         if not self.exports_saved:
             self.exports_saved = True
             self._saved.ensure()
-            self.say(self.dialect.save_exports(self._files.quoted_pipes))
+            self.send(self.dialect.save_exports(self._files.quoted_pipes))
 
     def _has_had_children(self) -> bool:
-        """Whether anybody but the shell may hold its pipes: it has waited for a child, or left one behind."""
+        """Whether another process may hold the pipes: the shell has waited for a child, or left one behind."""
         before, self._faults = self._faults, reaped_faults(self._stat)
         if not self._has_job and self._faults == before and self._faults >= 0:
             return False
@@ -424,27 +410,26 @@ class ShellProgram:
         return others != {self.pid}
 
     def _has_names(self) -> bool:
-        """Whether the pipes that it prints on are still where they were made."""
+        """Whether the pipes that it writes to still have their names."""
         return all(output.fd < 0 or os.fstat(output.fd).st_nlink for output in self._outputs)
 
     def _copies(self) -> tuple[tuple[int, int], ...]:
-        """Where else the shell holds its pipes (`exec 3>&1`): those go with it."""
+        """Copies of the pipes that the shell holds (`exec 3>&1`): they move with the pipes."""
         path = self._files.pipes
         names = {f"{path}/{letter}{self._pipes}": number for letter, number in (("o", 1), ("e", 2))}
         return tuple(copies(self.pid, names))
 
     def _open_pipes(self, pipes: int) -> dict[int, int]:
-        """Our ends of the other pair. Its names go to new pipes if somebody still holds those that had them."""
+        """The read ends of the other pair. The names go to new pipes if the earlier ones are still held open."""
         held = any(output.fd >= 0 for output in self._outputs_before)
         opened = self._files.open_pipes(pipes, fresh=held)
-        if self._notes is not None:
-            self._notes.keep_pipes(pipes, list(opened.values()), self._outputs_before)
+        self._recorder.keep_pipes(pipes, list(opened.values()), self._outputs_before)
         self._outputs_before = self._outputs
         self._pipes = pipes
         return opened
 
-    def give_streams(self, command: Recorded) -> None:
-        """What is printed from now on is this command's."""
+    def give_streams(self, command: Job) -> None:
+        """Make the command the owner of the output from now on."""
         if self._opened:
             self._watch_opened(command)
             return
@@ -458,42 +443,42 @@ class ShellProgram:
             self.jobs.append(int(answer.job))
         moved, self._answer = answer.cwd != self._answer.cwd, answer
         if moved:
-            self._where = ""
-            self._look_where()
+            self._kernel_cwd = ""
+            self._update_cwd()
 
-    def _look_where(self) -> None:
-        """It is where `PWD` says, if the kernel agrees: a user may set it to anything, or make it read-only."""
+    def _update_cwd(self) -> None:
+        """Set `cwd` to `PWD` if the kernel agrees: a user may set `PWD` to anything, or make it read-only."""
         claimed, link = self._answer.cwd, f"/proc/{self.pid}/cwd"
         try:
-            where = os.readlink(link)
+            actual = os.readlink(link)
         except OSError:
-            where = claimed  # it has just ended
-        if where == self._where:
+            actual = claimed  # it has just exited
+        if actual == self._kernel_cwd:
             return
-        self._where = self.cwd = where
+        self._kernel_cwd = self.cwd = actual
         with contextlib.suppress(OSError):
             if claimed.startswith("/") and os.path.samefile(claimed, link):
                 self.cwd = claimed
 
     # --- the socket ------------------------------------------------------------------------------------------
 
-    def say(self, text: str, beginning: _Beginning | None = None) -> None:
-        """A line for the shell. It is short, and a socket holds hundreds of them: it goes at once or not at all."""
+    def send(self, text: str, start: _CommandStart | None = None) -> None:
+        """Send a line to the shell, at once or not at all: it is short, and a socket holds hundreds of them."""
         try:
             if self._lines is None:
                 self._control.send(encode(text))
                 return
-            said = self._lines.write(encode(text), begins=beginning is not None)
-            if beginning is not None:
-                beginning.note(self._began, said, self._pipes)
-            self._lines.send(self._control, said[1])
+            span = self._lines.write(encode(text), begins=start is not None)
+            if start is not None:
+                start.note(self._began, span, self._pipes)
+            self._lines.send(self._control, span[1])
         except OSError:
-            self.left_unread = True  # it has ended: that is told in a moment
+            self.left_unread = True  # it has exited, and the event of its exit follows
 
     def _readable(self) -> None:
-        # Under a keeper an answer is looked at, written down, and only then taken: who dies in between leaves it to
-        # the next server, which knows whether its command has ended.
-        flags = 0 if self._notes is None else socket.MSG_PEEK
+        # Under a keeper an answer is peeked at, recorded, and only then taken. A server that dies in between leaves
+        # it to the next server, which sees in the records whether the command has ended.
+        flags = 0 if self._lines is None else socket.MSG_PEEK
         try:
             data = self._control.recv(65536, flags)
         except BlockingIOError:
@@ -502,28 +487,28 @@ class ShellProgram:
             self.left_unread = True
             data = b""
         if not data:
-            # It closed our socket: at its end, or because it became another program.
+            # The other end is closed: the shell has exited, or has executed another program.
             self.replaced = command_line(self.pid) not in (b"", self._command_line)
             self._close()
             return
-        self._said += data
+        self._received += data
         try:
-            if is_whole(self._said):
-                said = bytes(self._said)
-                self._said.clear()
-                with contextlib.suppress(ValueError):  # no answer of ours; the silence will be looked into
-                    self._on_answer(parse_answer(said))
-            elif len(self._said) > MAX_ANSWER_BYTES:
-                self._said.clear()
-            elif self._notes is not None:
-                self._notes.answer_part(data)
+            if is_complete(self._received):
+                received = bytes(self._received)
+                self._received.clear()
+                with contextlib.suppress(ValueError):  # not an answer; the check of a silent shell follows
+                    self._on_answer(parse_answer(received))
+            elif len(self._received) > MAX_ANSWER_BYTES:
+                self._received.clear()
+            else:
+                self._recorder.answer_part(data)
         finally:
             if flags and self._control.fileno() >= 0:
                 self._control.recv(len(data))
 
 
 def _stdin(spec: CommandSpec, files: ShellFiles) -> str:
-    """The file that a command's stdin is, as the shell reads its name."""
+    """The quoted path of the file that is a command's stdin."""
     if spec.pipe_stdin:
         return f"{files.quoted_pipes}/stdin"
     return "/dev/null" if spec.input is None else f"{files.quoted}/input"

@@ -1,4 +1,4 @@
-"""All live shells by id: starts them, finds their programs, keeps those that closed long enough to say why.
+"""All live shells by id: starts them, finds their programs, keeps closed shells for a while.
 
 Starts processes through the exec interface that owns it; touches nothing else itself.
 """
@@ -18,11 +18,10 @@ import msgspec
 
 from holdfast.config import ExecServerConfig
 from holdfast.errors import CommandNotFound, DuplicateProcess, HoldfastError, LimitReached, UnknownShell
-from holdfast.runtime.durability.process_log import Keeping
-from holdfast.runtime.durability.shell_log import ShellNotes
-from holdfast.runtime.durability.shell_recovery import ResumedShell, ShellRemains
-from holdfast.runtime.output.job import Recorded
-from holdfast.runtime.output.output_log import Spool
+from holdfast.runtime.durability.durability import Durability
+from holdfast.runtime.durability.shell_recorder import ShellRecorder
+from holdfast.runtime.durability.shell_recovery import InheritedShell, ResumedShell
+from holdfast.runtime.output.job import Job
 from holdfast.runtime.output.poller import Poller
 from holdfast.runtime.process.checks import check_command
 from holdfast.runtime.process.environment import build_environment, resolve_cwd, resolve_user
@@ -36,16 +35,15 @@ from holdfast.types import CommandSpec, ProcessSpec, ShellSpec, ShellStatus
 
 log = logging.getLogger(__name__)
 
-#: Closed shells that can still be asked why.
+#: Closed shells that are kept, with the reason.
 KEPT_SHELLS: Final = 100
 
 
-class Surroundings(TypedDict):
-    """What every shell is given by the exec interface that owns it."""
+class ShellDependencies(TypedDict):
+    """The constructor arguments that all shells of one exec interface share."""
 
     start_process: StartProcess
     end_process: EndProcess
-    spool: Spool
     poller: Poller
     config: ExecServerConfig
     tables: TableReader
@@ -61,30 +59,33 @@ class Shells:
         self,
         *,
         config: ExecServerConfig,
-        spool: Spool,
         poller: Poller,
         tables: TableReader,
         environ: Mapping[str, str],
         start_process: StartProcess,
         end_process: EndProcess,
         on_growth: Callable[[], None],
-        keeping: Keeping | None = None,
+        durability: Durability,
     ) -> None:
-        """With `keeping` they outlive the server."""
         self._config = config
-        self._keeping = keeping
-        self._spool = spool
-        self._poller = poller
-        self._tables = tables
+        self._durability = durability
+        self._spool = durability.spool
         self._environ = environ
-        self._start_process = start_process
         self._end_process = end_process
-        self._on_growth = on_growth
+        self._dependencies = ShellDependencies(
+            start_process=start_process,
+            end_process=end_process,
+            poller=poller,
+            config=config,
+            tables=tables,
+            on_growth=on_growth,
+            on_closed=self._closed,
+            on_forget=self._forget_command,
+        )
         self._shells: dict[str, LiveShell] = {}
         self._opening: dict[str, asyncio.Task[LiveShell]] = {}
         self._commands: dict[str, tuple[LiveShell, ShellCommand]] = {}
-        self._made = 0
-        #: The ends of programs whose shells could not be gone on with.
+        #: Tasks that kill the programs of shells that could not be resumed.
         self._endings: set[asyncio.Task[None]] = set()
 
     # --- shells ----------------------------------------------------------------------------------------------
@@ -109,17 +110,14 @@ class Shells:
             raise LimitReached(f"{running} shells are open: that is max_shells")
         account = None if spec.user is None else resolve_user(spec.user)
         path, real = self._find(spec)
-        notes = None if self._keeping is None else ShellNotes(self._keeping, self._keeping.new_key())
-        self._made += 1
-        files = ShellFiles(f"{self._spool.path}/s{self._made}" if notes is None else notes.directory, account)
+        recorder = self._durability.shell()
+        files = ShellFiles(recorder.directory, account)
         try:
-            shell = LiveShell(spec, path, dialect_for(real), files, notes=notes, **self._surroundings())
-            if notes is not None:
-                notes.opening(spec, path, real, shell.started_at)
+            shell = LiveShell(spec, path, dialect_for(real), files, recorder=recorder, **self._dependencies)
+            recorder.opening(spec, path, real, shell.started_at)
         except BaseException:
             files.remove()
-            if notes is not None:
-                notes.gone()
+            recorder.gone()
             raise
         return await self._started(shell, shell.start())
 
@@ -132,24 +130,10 @@ class Shells:
         self._shells[shell.id] = shell
         return shell
 
-    def _surroundings(self) -> Surroundings:
-        return Surroundings(
-            start_process=self._start_process,
-            end_process=self._end_process,
-            spool=self._spool,
-            poller=self._poller,
-            config=self._config,
-            tables=self._tables,
-            on_growth=self._on_growth,
-            on_closed=self._closed,
-            on_forget=self._forget_command,
-        )
-
-    def recover(self, remains: ShellRemains) -> None:
-        """Go on with a shell of an earlier server."""
-        assert self._keeping is not None
+    def recover(self, remains: InheritedShell) -> None:
+        """Resume a shell of an earlier server."""
         opening = remains.shell.opening
-        notes = ShellNotes(self._keeping, opening.key)
+        recorder = self._durability.shell(opening.key)
         try:
             account = None if opening.spec.user is None else resolve_user(opening.spec.user)
             files = ShellFiles(opening.directory, account)
@@ -158,18 +142,18 @@ class Shells:
                 opening.path,
                 dialect_for(opening.real),
                 files,
-                notes=notes,
-                remains=remains,
-                **self._surroundings(),
+                recorder=recorder,
+                inherited=remains,
+                **self._dependencies,
             )
         except (HoldfastError, OSError) as error:
-            # Its user is gone, or there is no room for its files: that is no reason not to serve the others.
+            # Its user was removed, or its files cannot be made: the other shells are resumed all the same.
             log.error("cannot resume shell %r: %s", opening.spec.shell_id, error)
-            self._give_up(remains, notes)
+            self._give_up(remains, recorder)
             return
-        # Before it goes on: a shell that closes at once is looked for.
+        # Before it is resumed: a shell that closes at once is searched by its id.
         self._shells[shell.id] = shell
-        start = shell.go_on()
+        start = shell.resume()
         if start is not None:
             del self._shells[shell.id]
             attempt = self._begin_opening(shell.id, self._started(shell, start))
@@ -178,12 +162,12 @@ class Shells:
         for command in shell.commands():
             self._commands[command.process_id] = (shell, command)
 
-    def _give_up(self, remains: ShellRemains, notes: ShellNotes) -> None:
+    def _give_up(self, remains: InheritedShell, recorder: ShellRecorder) -> None:
         """End the programs of a shell that cannot be resumed, and release its descriptors and its files."""
         past = remains.shell
-        notes.gone()
+        recorder.gone()
         inputs = (f"{past.current}.stdin", *(f"{key}.input" for key in remains.inputs))
-        notes.release(
+        recorder.release(
             0 if past.program is None else past.program.number, (*(key for key, _ in remains.pipes), *inputs)
         )
         remains.close()
@@ -206,7 +190,7 @@ class Shells:
         return attempt
 
     def _find(self, spec: ShellSpec) -> tuple[str, str]:
-        """The path of its program, and what it really is."""
+        """The path of its program, and the real path."""
         process = ProcessSpec(spec.shell_id, ("",), env=spec.env, env_policy=spec.env_policy)
         environment = build_environment(process, self._environ)
         cwd = resolve_cwd(spec.cwd)
@@ -220,7 +204,7 @@ class Shells:
         return path, os.path.realpath(path)
 
     async def opened(self, shell_id: str) -> LiveShell:
-        """The same as `shell`, after a start that is under way."""
+        """The shell with this id, after a start that is under way."""
         if (attempt := self._opening.get(shell_id)) is not None:
             await asyncio.wait((attempt,))
         return self.shell(shell_id)
@@ -237,21 +221,18 @@ class Shells:
     def describe(self, shell_id: str) -> ShellStatus:
         return self.shell(shell_id).info()
 
-    def statuses(self) -> tuple[ShellStatus, ...]:
-        return tuple(shell.info() for shell in self._shells.values())
-
     def all(self) -> tuple[LiveShell, ...]:
         return tuple(self._shells.values())
 
-    def recorded(self, id: str) -> Recorded | None:
-        """What can be read under this id: a shell's own output, or a command's."""
+    def recorded(self, id: str) -> Job | None:
+        """The job with this id: a shell's own output, or a command."""
         if id in self._commands:
             return self._commands[id][1]
         shell = self._shells.get(id)
         return None if shell is None else shell.record
 
-    def logged(self) -> list[Recorded]:
-        """Everything that keeps output."""
+    def logged(self) -> list[Job]:
+        """The jobs of all shells and commands, which have output."""
         return [shell.record for shell in self._shells.values()] + [each[1] for each in self._commands.values()]
 
     # --- commands --------------------------------------------------------------------------------------------
@@ -271,37 +252,37 @@ class Shells:
     async def background(
         self, shell_id: str, command: str, process_id: str, start_id: str | None, *, pipe_stdin: bool
     ) -> tuple[ProcessSpec, bytes]:
-        """What to start, and on which input, for a process with all that a shell of this kind can hand on.
+        """The spec and the script of a process that begins with the state of a shell.
 
-        The shell is asked in its turn.
+        A queued command prints the state.
         """
         shell = self.shell(shell_id)
         check_command(CommandSpec(process_id, command))
-        asked = self.run(shell_id, CommandSpec(f"{shell_id}:state:{secrets.token_hex(6)}", shell.dialect.dump()))
+        dump = self.run(shell_id, CommandSpec(f"{shell_id}:state:{secrets.token_hex(6)}", shell.dialect.dump()))
         try:
-            await asked.wait_ended()
+            await dump.wait_ended()
         except asyncio.CancelledError:
-            shell.withdraw(asked)
+            shell.withdraw(dump)
             raise
-        state = asked.logs[0].contents()
+        state = dump.logs[0].contents()
         script = shell.dialect.background(state, command, stdin=SCRIPTED_INPUT_FD if pipe_stdin else None)
         spec = shell.process_spec(process_id, shell.cwd, start_id=start_id)
         return msgspec.structs.replace(spec, pipe_stdin=pipe_stdin), script
 
     def command(self, command_id: str) -> ShellCommand | None:
-        """A command that waits, runs, or has ended and is still kept."""
+        """A command that is queued, runs, or has ended and is still kept."""
         return self._commands.get(command_id, (None, None))[1]
 
     def withdraw(self, command_id: str) -> bool:
-        """Its caller gave up. Returns whether it waited or ran."""
+        """Withdraw a command for its caller; returns whether it was queued or ran."""
         shell, command = self._commands.get(command_id, (None, None))
-        if shell is None or command is None or command.is_over:
+        if shell is None or command is None or command.is_done:
             return False
         shell.withdraw(command)
         return True
 
     def bound(self) -> list[str]:
-        """Those that are open and end with the session that opened them."""
+        """The open shells that end with the connection that opened them."""
         shells = (shell for shell in self._shells.values() if shell.state != "closed")
         return [shell.id for shell in shells if shell.spec.lifetime == "connection"]
 
@@ -334,6 +315,6 @@ class Shells:
 
 
 def _log_failure(attempt: asyncio.Task[LiveShell]) -> None:
-    """Whoever wanted this shell asks again; or went with the server that was to start it."""
+    """Log a failed start of an earlier server's shell: its caller repeats the request, or is gone."""
     if not attempt.cancelled() and (error := attempt.exception()) is not None:
         log.warning("a shell that an earlier server was about to open did not start: %s", error)

@@ -1,8 +1,8 @@
-"""What a live shell saves of itself for the program after it: its exported variables, or its whole state.
+"""The exported variables or the whole state that a live shell saves for the program that replaces it.
 
-The shell writes it to a named pipe and the server into files, each of bounded size: the shell's directory is on the
-server's spool, and what runs in the shell may be confined and must not be able to fill it. Reads one pipe, and
-writes files of the shell's directory.
+The shell writes them to a named pipe and the server into files, each of bounded size: the shell's directory is on
+the server's spool, which a confined program must not be able to fill. Reads one pipe, and writes files of the
+shell's directory.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from holdfast.errors import ResourceExhausted
 from holdfast.runtime.shell.dialect import SAVED_NAMES
 
 if TYPE_CHECKING:
-    from holdfast.runtime.durability.shell_log import ShellNotes
+    from holdfast.runtime.durability.shell_recorder import ShellRecorder
     from holdfast.runtime.output.poller import Poller
     from holdfast.runtime.shell.files import ShellFiles
 
 log = logging.getLogger(__name__)
 
-#: Of one of the two; more is not kept. A kernel starts no program with more variables than this (ARG_MAX), and the
-#: state of a large shell, with all its functions, is a few hundred kilobytes.
+#: Of each of the two; a larger one is discarded. The kernel starts no program with more variables than this
+#: (ARG_MAX), and the state of a large shell, with all its functions, is a few hundred kilobytes.
 MAX_SAVED_BYTES: Final = 2 * 1024 * 1024
-#: What is read at a time, and the most that a pipe holds (pipe-max-size): no writer keeps us reading for longer.
+#: The size of one read, and the most that a pipe holds (pipe-max-size): no writer prolongs `take` further.
 _READ_BYTES: Final = 64 * 1024
 _PIPE_BYTES: Final = 1024 * 1024
 _PART: Final = re.compile(rb"\0([%b])([^\0]*)\0\." % b"".join(SAVED_NAMES))
@@ -34,17 +34,17 @@ _END: Final = b"\0."
 
 
 class SavedParts:
-    """Finds what was saved in the bytes of the pipe: `NUL LETTER content NUL .`, the content without NUL; pure.
+    """Parses the bytes of the pipe: `NUL LETTER content NUL .`, the content without NUL; pure.
 
-    Other bytes, and a beginning whose shell was killed before the end, are discarded. A confined program may write
-    anything to the pipe: each piece costs one search, and of many parts in it the last of a kind is returned.
+    Other bytes, and parts without an end (the shell was killed), are discarded. A confined program may write
+    anything to the pipe: each piece costs one search, and of several parts of a kind the last is returned.
     """
 
     def __init__(self) -> None:
         self._unfinished = b""
 
     def feed(self, data: bytes) -> dict[str, bytes]:
-        """The parts that are whole by now, by the names of their files."""
+        """The parts that are complete, by the names of their files."""
         buffer = self._unfinished + data
         found: dict[str, bytes] = {}
         # The end may be divided between two pieces.
@@ -60,7 +60,7 @@ class SavedParts:
 
 
 def _unfinished(buffer: bytes) -> bytes:
-    """The beginning of a part at the end of these bytes, unless it is too large already."""
+    """The incomplete part at the end of these bytes; empty if it is too large."""
     body, nul = (buffer[:-1], b"\0") if buffer.endswith(b"\0") else (buffer, b"")
     at = body.rfind(b"\0")
     begun = body[at:] if at >= 0 and body[at + 1 : at + 2] in SAVED_NAMES else b""
@@ -70,13 +70,11 @@ def _unfinished(buffer: bytes) -> bytes:
 class SavedState:
     """The pipe of one shell, through all its programs. Lives on the event loop."""
 
-    def __init__(
-        self, files: ShellFiles, poller: Poller, notes: ShellNotes | None = None, held: int | None = None
-    ) -> None:
-        """With `notes` the keeper holds the pipe, and what is in it, too; `held` is one that it held."""
+    def __init__(self, files: ShellFiles, poller: Poller, recorder: ShellRecorder, held: int | None = None) -> None:
+        """`held` is the pipe that a keeper held for an earlier server."""
         self._files = files
         self._poller = poller
-        self._notes = notes
+        self._recorder = recorder
         self._parts = SavedParts()
         self._fd = -1
         self._open(held)
@@ -89,17 +87,17 @@ class SavedState:
             os.close(fd)
             raise ResourceExhausted(f"a shell's pipe cannot be watched: {error.strerror}") from None
         self._fd = fd
-        if self._notes is not None and held is None:
-            self._notes.keep_saved(fd)
+        if held is None:
+            self._recorder.keep_saved(fd)
 
     def ensure(self) -> None:
-        """Before the shell saves something: a command may have removed the pipe."""
+        """Open the pipe again if a command has removed it; call this before the shell saves."""
         if os.fstat(self._fd).st_nlink == 0:
-            self._let_go()
+            self._close_pipe()
             self._open()
 
     def take(self) -> None:
-        """Store what is in the pipe at this moment."""
+        """Store the parts that are in the pipe."""
         for _ in range(_PIPE_BYTES // _READ_BYTES):
             if not self._take_piece():
                 return
@@ -108,7 +106,7 @@ class SavedState:
         self._take_piece()
 
     def _take_piece(self) -> bool:
-        """Store what is whole with the next piece; whether there was one."""
+        """Read one piece and store the parts that it completes; returns whether there was one."""
         if self._fd < 0:
             return False
         try:
@@ -119,17 +117,17 @@ class SavedState:
             try:
                 self._files.write(name, content)
             except ResourceExhausted as error:
-                # What is there may be of an earlier moment, or a part.
+                # The file may be outdated or incomplete.
                 self._files.forget(name)
                 log.warning("a shell's %s cannot be kept: %s", name, error)
         return True
 
-    def _let_go(self) -> None:
+    def _close_pipe(self) -> None:
         fd, self._fd = self._fd, -1
         self._poller.unwatch(fd)
         os.close(fd)
 
     def close(self) -> None:
         if self._fd >= 0:
-            with contextlib.suppress(OSError):  # the loop may be closed before us
-                self._let_go()
+            with contextlib.suppress(OSError):  # the loop may be closed already
+                self._close_pipe()

@@ -1,11 +1,11 @@
-"""Whether a program waits for input from its terminal, as the kernel tells it. Reads /proc and our side of a PTY.
+"""Whether a program waits for input from its terminal, by the kernel's state. Reads /proc and the master of a PTY.
 
-A program waits if nothing is left for it to read and one of its threads is blocked in a read of the terminal, or in
-a poll, select or epoll that watches it for input. Programs that count are those of the terminal's foreground group
-and those that a member of it has started in another session (`su USER -c`, `setsid -w`): job control stops readers
-of the terminal's own session alone. /proc/PID/syscall says in which call a thread is blocked; one that was woken
-and has not run yet counts as running there. Not told: programs that wait in io_uring, and programs of 32 bits on a
-kernel of 64.
+A program waits if the terminal holds no unread input and one of its threads is blocked in a read of the terminal,
+or in a poll, select or epoll that watches it for input. Programs that count are those of the terminal's foreground
+group and those that a member of it has started in another session (`su USER -c`, `setsid -w`): job control stops
+readers of the terminal's own session alone. /proc/PID/syscall has the call in which a thread is blocked; a thread
+that was woken and has not run yet is shown as running. Not detected: programs that wait in io_uring, and 32-bit
+programs on a 64-bit kernel.
 """
 
 from __future__ import annotations
@@ -23,38 +23,36 @@ from functools import cached_property
 from itertools import chain, islice
 from typing import Final, Literal, NamedTuple
 
-from holdfast.runtime.libc import look_at, open_other_side
+from holdfast.runtime.libc import open_pty_peer, stat_cached
 from holdfast.runtime.tree.process_table import read_entry, stat_fields
 
-Kind = Literal["read", "poll", "select", "epoll", "restart", "ring"]
+CallKind = Literal["read", "poll", "select", "epoll", "restart", "ring"]
 
-#: The calls that can wait for a terminal, by machine. A `splice` reads its first descriptor as `read` does.
-CALLS: Final[dict[str, dict[int, Kind]]] = {
-    "x86_64": {
-        0: "read",
-        19: "read",  # readv
-        275: "read",  # splice
-        7: "poll",
-        271: "poll",  # ppoll
-        23: "select",
-        270: "select",  # pselect6
-        232: "epoll",  # epoll_wait
-        281: "epoll",  # epoll_pwait
-        441: "epoll",  # epoll_pwait2
-        219: "restart",
-        426: "ring",  # io_uring_enter
-    },
-    "aarch64": {
-        63: "read",
-        65: "read",  # readv
-        76: "read",  # splice
-        73: "poll",  # ppoll
-        72: "select",  # pselect6
-        22: "epoll",  # epoll_pwait
-        441: "epoll",  # epoll_pwait2
-        128: "restart",
-        426: "ring",
-    },
+#: The calls that can wait for a terminal. A `splice` reads its first descriptor as `read` does.
+_KINDS: Final[dict[str, CallKind]] = {
+    "read": "read",
+    "readv": "read",
+    "splice": "read",
+    "poll": "poll",
+    "ppoll": "poll",
+    "select": "select",
+    "pselect6": "select",
+    "epoll_wait": "epoll",
+    "epoll_pwait": "epoll",
+    "epoll_pwait2": "epoll",
+    "restart_syscall": "restart",
+    "io_uring_enter": "ring",
+}
+_NUMBERS: Final = {
+    "x86_64": "read 0 readv 19 splice 275 poll 7 ppoll 271 select 23 pselect6 270 epoll_wait 232 epoll_pwait 281"
+    " epoll_pwait2 441 restart_syscall 219 io_uring_enter 426",
+    "aarch64": "read 63 readv 65 splice 76 ppoll 73 pselect6 72 epoll_pwait 22 epoll_pwait2 441"
+    " restart_syscall 128 io_uring_enter 426",
+}
+#: Their kinds by number, for each architecture.
+CALLS: Final[dict[str, dict[int, CallKind]]] = {
+    machine: {int(number): _KINDS[name] for name, number in re.findall(r"(\w+) (\d+)", table)}
+    for machine, table in _NUMBERS.items()
 }
 
 _LOCAL_FLAGS: Final = 3
@@ -64,13 +62,13 @@ _FOR_INPUT: Final = select.POLLIN | select.POLLRDNORM
 _POLLFD: Final = struct.Struct("=ihh")
 _EPOLL_TARGET: Final = re.compile(rb"^tfd:\s*(\d+)\s+events:\s*([0-9a-f]+)", re.MULTILINE)
 _INT: Final = 0xFFFF_FFFF
-#: Both the stack and the code of a program of 32 bits lie below, and its calls have other numbers.
+#: The stack and the code of a 32-bit program lie below, and its calls have other numbers.
 _WIDE: Final = 1 << 32
 _HIGHEST_ADDRESS: Final = 1 << 63
 
-#: How often to look again when the foreground changes while we look. It changes twice a command of a shell.
-_LOOKS: Final = 4
-#: 10 us each. What has more threads is not told rather than holding up every other terminal.
+#: How often to probe again when the foreground changes during a probe. It changes twice a command of a shell.
+_PROBES: Final = 4
+#: 10 us each. With more threads the result is unknown, rather than a delay of every other terminal.
 _MOST_THREADS: Final = 1024
 #: 5 to 9 us each, the lowest first: a program has its terminal before it has its thousand sockets.
 _MOST_DESCRIPTORS: Final = 1024
@@ -83,7 +81,7 @@ _MOST_CHILDREN: Final = 64 * 1024
 #: The kernel gives files of /proc a few pages at a time.
 _PAGES: Final = 16 * 1024
 
-#: Says which processes may be in the foreground, or descend from those: at least all that are.
+#: Returns the pids that may be in the foreground, or descend from it: a superset.
 Candidates = Callable[[], Iterable[int]]
 
 
@@ -92,42 +90,42 @@ def every_process() -> Iterator[int]:
 
 
 class InputState(NamedTuple):
-    """What is known of the input of a terminal."""
+    """The state of the input of a terminal."""
 
-    #: None if the kernel does not tell: no permission, an unknown machine.
+    #: None if it cannot be read: no permission, an unknown architecture.
     awaiting: bool | None
-    #: Who waits, if somebody does; else the leader of the foreground group, if it lives.
+    #: The process that waits, if any; else the leader of the foreground group, if it lives.
     pid: int | None
     echo: bool
-    #: The terminal gives whole lines and lets them be edited.
+    #: The terminal delivers whole lines, which can be edited.
     canonical: bool
 
 
 def input_state(master: int, candidates: Candidates = every_process) -> InputState:
-    """Ask for the terminal of which `master` is our side. Neither reads from it nor waits.
+    """The state of the terminal with this `master`. Neither reads from it nor blocks.
 
-    `candidates` are asked for only if the leader of the foreground group does not wait.
+    `candidates` are called only if the leader of the foreground group does not wait.
 
-    Right for all that was written to `master` before. Somebody must have the other side open, or have had it: to
-    open it first and close it again, as this does, would read as its end.
+    Valid for all that was written to `master` before. A process must have the other side open, or have had it: the
+    first open and close, as done here, would cause a hang-up.
     """
     awaiting: bool | None
     try:
-        peer = open_other_side(master, os.O_RDONLY)
+        peer = open_pty_peer(master, os.O_RDONLY)
         try:
-            awaiting, pid = _ask(master, peer, candidates)
+            awaiting, pid = _probe_input(master, peer, candidates)
         finally:
             os.close(peer)
     except OSError as error:
-        # Hung up; else no more descriptors, a kernel without this call, or a program that set TIOCEXCL.
+        # Hung up; else out of descriptors, a kernel without this call, or a program that set TIOCEXCL.
         awaiting, pid = (False if error.errno == errno.EIO else None), None
-    # The modes after the answer: a program sets them first and waits then.
+    # The modes last: a program sets them before it waits.
     mode = line_mode(master)
     return InputState(False, None, False, False) if mode is None else InputState(awaiting, pid, *mode)
 
 
 def line_mode(master: int) -> tuple[bool, bool] | None:
-    """Whether the terminal echoes, and whether it gives whole lines; None if it was hung up."""
+    """Whether the terminal echoes, and whether it delivers whole lines; None if it was hung up."""
     try:
         flags: int = termios.tcgetattr(master)[_LOCAL_FLAGS]
     except termios.error as error:
@@ -138,7 +136,7 @@ def line_mode(master: int) -> tuple[bool, bool] | None:
 
 
 def blocked_in_read(pid: int) -> int | None:
-    """The descriptor on which a process is blocked in read(2); None if it is not, or the kernel does not tell."""
+    """The descriptor on which a process is blocked in read(2); None if it is not, or it cannot be read."""
     try:
         call = parse_call(_contents(f"/proc/{pid}/syscall"))
     except OSError:
@@ -148,28 +146,28 @@ def blocked_in_read(pid: int) -> int | None:
     return call.arguments[0] & _INT
 
 
-# --- who is in the foreground --------------------------------------------------------------------------------
+# --- the foreground ------------------------------------------------------------------------------------------
 
 
-def _ask(master: int, peer: int, candidates: Candidates) -> tuple[bool | None, int | None]:
+def _probe_input(master: int, peer: int, candidates: Candidates) -> tuple[bool | None, int | None]:
     calls = CALLS.get(os.uname().machine)
     poll = select.poll()
     poll.register(peer, select.POLLIN)
-    for _ in range(_LOOKS):
+    for _ in range(_PROBES):
         group = os.tcgetpgrp(master)
-        # A poll of a terminal first takes in all that was written to our side, so there is no moment at which what
-        # we wrote is neither unread nor read.
+        # A poll of a terminal first flushes all that was written to the master, so input is at every moment either
+        # unread or read.
         if group <= 0 or poll.poll(0):
             return False, _living(group)
         if calls is None:
             return None, _living(group)
-        look = _Look(calls, os.fstat(peer), candidates)
-        waiter = look.first_waiting(group)
+        probe = _InputProbe(calls, os.fstat(peer), candidates)
+        waiter = probe.first_waiting(group)
         if os.tcgetpgrp(master) != group or (waiter is not None and poll.poll(0)):
             continue
         if waiter is not None:
             return True, waiter
-        return (None if look.unseen else False), _living(group)
+        return (None if probe.incomplete else False), _living(group)
     return False, _living(os.tcgetpgrp(master))
 
 
@@ -193,33 +191,33 @@ def _session_of(pid: int) -> int:
         return -1
 
 
-class _Look:
-    """One look at the members of a group, and at what they have started in other sessions."""
+class _InputProbe:
+    """One probe of the members of a group, and of the processes that they have started in other sessions."""
 
-    def __init__(self, calls: dict[int, Kind], terminal: os.stat_result, candidates: Candidates) -> None:
+    def __init__(self, calls: dict[int, CallKind], terminal: os.stat_result, candidates: Candidates) -> None:
         self._calls = calls
         self._candidates = candidates
-        #: Not the device number: each devpts that is mounted has a terminal of that number.
+        #: Not the device number: each mounted devpts has a terminal of that number.
         self._terminal = (terminal.st_dev, terminal.st_ino)
         self._number = tty_number(terminal.st_rdev)
         self._threads_left = self._children_left = _MOST_THREADS
-        #: Somebody sleeps, and we may not know in what.
-        self.unseen = False
+        #: A thread sleeps in a call that could not be read.
+        self.incomplete = False
 
     def first_waiting(self, group: int) -> int | None:
-        """The leader if it waits: mostly it does, and the rest need not be looked for."""
+        """The pid of the first process that waits: mostly the leader, which is probed first."""
         if self._process_waits(group):
             return group
-        # getpgid(2) takes 0.3 us for each process; to read its stat would take 9.
+        # getpgid(2) takes 0.3 us for each process; reading its stat would take 9.
         others = [pid for pid in self._candidates() if pid != group and _group_of(pid) == group]
         members = chain(others, self._behind([group, *others]))
         return next((pid for pid in members if self._process_waits(pid)), None)
 
     def _behind(self, members: list[int]) -> Iterator[int]:
-        """What descends from members of the group in other sessions than theirs.
+        """The descendants of members of the group in other sessions than theirs.
 
-        Job control does not stop these if they read. It stops a job in the background: neither that nor what is
-        below it is in front.
+        Job control does not stop them if they read. It does stop a job in the background, so neither that job nor
+        its descendants are in the foreground.
         """
         sessions = {-1, *map(_session_of, members)}
         seen, parents = set(members), deque(members)
@@ -237,13 +235,13 @@ class _Look:
                 self._children_left -= 1
                 text = _contents(f"/proc/{pid}/task/{thread}/children", _MOST_CHILDREN)
                 if self._children_left < 0 or len(text) == _MOST_CHILDREN:
-                    self.unseen = True
+                    self.incomplete = True
                     break
                 found += map(int, text.split())
         except OSError:
             if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
                 return self._by_parent.get(pid, [])  # a kernel without this file
-        return found  # without those of a thread that has ended meanwhile
+        return found  # without the children of a thread that has ended meanwhile
 
     @cached_property
     def _by_parent(self) -> dict[int, list[int]]:
@@ -256,16 +254,16 @@ class _Look:
         try:
             threads = os.listdir(f"/proc/{pid}/task")
         except OSError:
-            # Gone, unless /proc hides the processes of others (hidepid).
-            self.unseen |= _group_of(pid) != -1
+            # Gone, unless /proc hides the processes of other users (hidepid).
+            self.incomplete |= _group_of(pid) != -1
             return False
         return any(self._thread_waits(f"/proc/{pid}/task/{thread}") for thread in threads)
 
     def _thread_waits(self, task: str) -> bool:
-        # The thread's own directory throughout: a process whose first thread has ended shows no descriptors.
+        # The thread's own directory throughout: after the end of its first thread a process shows no descriptors.
         self._threads_left -= 1
         if self._threads_left < 0:
-            self.unseen = True
+            self.incomplete = True
             return False
         try:
             call = parse_call(_contents(f"{task}/syscall"))
@@ -273,23 +271,23 @@ class _Look:
                 return False
             kind = self._calls.get(call.number)
             if call.narrow or kind == "ring":
-                self.unseen |= _is_sleeping(task)
+                self.incomplete |= _is_sleeping(task)
                 return False
             if kind is None:
                 return False
-            # One that was stopped inside a call shows this call still.
+            # A thread that was stopped inside a call still shows this call.
             return any(self._is_source(task, fd) for fd in _watched(task, kind, call)) and _is_sleeping(task)
         except OSError:
-            # Gone, or not ours to look into, or no such file in this kernel. What sleeps is there.
-            self.unseen |= _is_sleeping(task)
+            # Gone, or no permission, or no such file in this kernel. A sleeping thread exists.
+            self.incomplete |= _is_sleeping(task)
             return False
 
     def _is_source(self, task: str, fd: int, nested: bool = True) -> bool:
         """Whether a descriptor is the terminal, or an epoll that watches it."""
         try:
-            file = look_at(f"{task}/fd/{fd}")
+            file = stat_cached(f"{task}/fd/{fd}")
         except FileNotFoundError:
-            return False  # an epoll can keep the number of a descriptor that was closed
+            return False  # an epoll can hold the number of a descriptor that was closed
         if stat.S_ISCHR(file.mode):
             if (file.device, file.inode) == self._terminal:
                 return True
@@ -299,10 +297,10 @@ class _Look:
         return any(self._is_source(task, target, nested=False) for target in _epoll_targets(task, fd))
 
 
-# --- what /proc says of one thread ---------------------------------------------------------------------------
+# --- one thread in /proc -------------------------------------------------------------------------------------
 
 
-def _watched(task: str, kind: Kind, call: Call) -> Iterable[int]:
+def _watched(task: str, kind: CallKind, call: BlockedCall) -> Iterable[int]:
     """The descriptors from which this call waits for input."""
     first, second = call.arguments[:2]
     if kind == "read":
@@ -311,11 +309,11 @@ def _watched(task: str, kind: Kind, call: Call) -> Iterable[int]:
         return _epoll_targets(task, first & _INT)
     if kind == "select":
         count = first & _INT
-        return islice(fd_set_members(_memory(task, second, (count + 7) // 8), count), _MOST_DESCRIPTORS)
+        return islice(fd_set_members(_read_memory(task, second, (count + 7) // 8), count), _MOST_DESCRIPTORS)
     if kind == "restart" and b"poll" not in _contents(f"{task}/wchan"):
-        # Of the calls above poll(2) alone goes on as this one after a stop, with its arguments; so do sleeps.
+        # Of the calls above, only poll(2) continues as this one after a stop, with its arguments; sleeps do, too.
         return ()
-    return islice(polled_for_input(_memory(task, first, (second & _INT) * _POLLFD.size)), _MOST_DESCRIPTORS)
+    return islice(polled_for_input(_read_memory(task, first, (second & _INT) * _POLLFD.size)), _MOST_DESCRIPTORS)
 
 
 def _epoll_targets(task: str, fd: int) -> Iterable[int]:
@@ -323,8 +321,8 @@ def _epoll_targets(task: str, fd: int) -> Iterable[int]:
     return islice(sorted(targets), _MOST_DESCRIPTORS)
 
 
-def _memory(task: str, address: int, size: int) -> bytes:
-    """Empty where nothing is mapped."""
+def _read_memory(task: str, address: int, size: int) -> bytes:
+    """Read memory of a process; empty where nothing is mapped."""
     size = min(size, _MOST_MEMORY)
     if not 0 < address < _HIGHEST_ADDRESS - size:
         return b""
@@ -352,7 +350,7 @@ def _contents(path: str, limit: int = 1024) -> bytes:
 
 
 def _stat(task: str) -> list[bytes]:
-    """Empty if the thread is gone."""
+    """The fields of a thread's stat; empty if the thread is gone."""
     try:
         return stat_fields(_contents(f"{task}/stat"))
     except OSError:
@@ -371,23 +369,23 @@ def _controlling_terminal(task: str) -> int:
 # --- the kernel's formats ------------------------------------------------------------------------------------
 
 
-class Call(NamedTuple):
+class BlockedCall(NamedTuple):
     """A system call in which a thread is blocked."""
 
     number: int
     #: Registers: where the call takes an int, the upper half may hold anything.
     arguments: tuple[int, ...]
-    #: Made by a program of 32 bits, or so it seems.
+    #: Made by a 32-bit program, by its addresses.
     narrow: bool
 
 
-def parse_call(text: bytes) -> Call | None:
-    """/proc/PID/syscall; None if the thread runs, or is blocked outside of a call."""
+def parse_call(text: bytes) -> BlockedCall | None:
+    """Parse /proc/PID/syscall; None if the thread runs, or is blocked outside of a call."""
     words = text.split()
     if len(words) != 9:  # `running`, or `-1 SP PC`
         return None
     *arguments, stack, counter = (int(word, 16) for word in words[1:])
-    return Call(int(words[0]), tuple(arguments), 0 < stack < _WIDE and 0 < counter < _WIDE)
+    return BlockedCall(int(words[0]), tuple(arguments), 0 < stack < _WIDE and 0 < counter < _WIDE)
 
 
 def polled_for_input(array: bytes) -> Iterator[int]:
@@ -409,7 +407,7 @@ def fd_set_members(bits: bytes, count: int) -> Iterator[int]:
 
 
 def epoll_targets(fdinfo: bytes) -> list[int]:
-    """The descriptors that an epoll watches for input, of its /proc/PID/fdinfo/N; none for any other file."""
+    """The descriptors that an epoll watches for input, from its /proc/PID/fdinfo/N; none for other files."""
     return [int(fd) for fd, events in _EPOLL_TARGET.findall(fdinfo) if int(events, 16) & _FOR_INPUT]
 
 

@@ -1,7 +1,6 @@
-"""Names of keys to the bytes that xterm sends for them, so that a caller can press `C-c` or `F5`.
+"""Encodes names of keys as the bytes that xterm sends for them, so that a caller can press `C-c` or `F5`.
 
-The names are tmux's and a few more. Pure: it knows no terminal, and is told whether cursor keys are in application
-mode.
+The names are those of tmux and a few more. Pure: the caller passes whether cursor keys are in application mode.
 """
 
 from __future__ import annotations
@@ -18,15 +17,9 @@ _ALT: Final = 2
 _CTRL: Final = 4
 
 _MODIFIERS: Final = {
-    "c": _CTRL,
-    "ctrl": _CTRL,
-    "control": _CTRL,
-    "m": _ALT,
-    "meta": _ALT,
-    "a": _ALT,
-    "alt": _ALT,
-    "s": _SHIFT,
-    "shift": _SHIFT,
+    **dict.fromkeys(("c", "ctrl", "control"), _CTRL),
+    **dict.fromkeys(("m", "meta", "a", "alt"), _ALT),
+    **dict.fromkeys(("s", "shift"), _SHIFT),
 }
 # Something must follow, so that `-` and `C-` are not read as a modifier without a key.
 _MODIFIER: Final = re.compile(rf"({'|'.join(_MODIFIERS)})[-+](?=.)", re.IGNORECASE | re.DOTALL)
@@ -61,13 +54,8 @@ _CHARACTERS: Final = {
     **{f"KP{char}": char for char in "0123456789/*-+."},
 }
 _ALIASES: Final = {
-    "PgUp": "PageUp",
-    "PPage": "PageUp",
-    "Prior": "PageUp",
-    "PgDn": "PageDown",
-    "PgDown": "PageDown",
-    "NPage": "PageDown",
-    "Next": "PageDown",
+    **dict.fromkeys(("PgUp", "PPage", "Prior"), "PageUp"),
+    **dict.fromkeys(("PgDn", "PgDown", "NPage", "Next"), "PageDown"),
     "IC": "Insert",
     "Ins": "Insert",
     "DC": "Delete",
@@ -83,7 +71,7 @@ _NAMES: Final = {
     name.lower(): name for name in (*_CURSOR, *_FUNCTION, *_NUMBERED, *_CHARACTERS, *_ALIASES, *_SHIFTED, "BTab")
 }
 
-#: What Control makes of a character that is not a letter, as on the keyboards of the VT220 and in xterm.
+#: The control characters of keys that are not letters, as on the keyboards of the VT220 and in xterm.
 _CONTROLS: Final = {
     **dict.fromkeys("@ 2`", b"\x00"),
     **dict.fromkeys("[3{", b"\x1b"),
@@ -96,7 +84,7 @@ _CONTROLS: Final = {
 
 
 def key_names() -> tuple[str, ...]:
-    """Every name that `encode_keys` knows, without modifiers, for documentation and for completion."""
+    """Every name that `encode_keys` accepts, without modifiers, for documentation and for completion."""
     return tuple(_NAMES.values())
 
 
@@ -107,7 +95,7 @@ def encode_keys(keys: Sequence[str], *, application_cursor: bool = False) -> byt
     or either after modifiers in any order: `C-` `M-` `A-` `S-`. A longer string that is no key is refused rather
     than typed, so that a misspelt name cannot end up as text in a program. Text is sent as text.
 
-    `application_cursor` says that the program asked for application cursor keys (`ESC [ ? 1 h`).
+    `application_cursor`: the program has set application cursor keys (`ESC [ ? 1 h`).
     """
     if isinstance(keys, str):
         raise InvalidParams(f"keys must be a list of keys, not the string {keys!r}", keys=keys)
@@ -139,7 +127,7 @@ def _named(name: str, modifiers: int, application_cursor: bool) -> bytes:
     if name == "BSpace" and modifiers & _CTRL:
         return _meta(modifiers) + b"\x08"
     if name in _CHARACTERS:
-        # xterm sends the same byte with Shift or Control held; there is no other one to send.
+        # xterm sends the same byte with Shift or Control.
         return _meta(modifiers) + _CHARACTERS[name].encode()
     if name in _NUMBERED:
         suffix = f";{modifiers + 1}" if modifiers else ""
@@ -158,7 +146,7 @@ def _character(key: str, char: str, modifiers: int) -> bytes:
         return _meta(modifiers) + code
     if modifiers & _SHIFT:
         if not char.isalpha():
-            # What Shift makes of a digit or a sign depends on the keyboard.
+            # The shifted character of a digit or a sign depends on the keyboard.
             raise InvalidParams(f"key {key!r}: Shift goes with letters; give the shifted character itself", key=key)
         char = char.upper()
     try:

@@ -1,8 +1,7 @@
-"""One terminal that somebody drives: what its shell's marks say, who waits for input, what is typed, and its end.
+"""One interactive terminal: its state by the shell's marks, programs that read input, typing, and its end.
 
-The process below it has the output and the input queue; the timeline has what happened between the bytes. State
-comes from the shell's marks and from the kernel, never from what the output looks like. Running a command is
-`terminal_run`.
+The process below it has the output and the input queue; the timeline has the events between the bytes. The state
+comes from the shell's marks and from the kernel, never from the text of the output. `run` runs commands.
 
     RUNNING --prompt--> IDLE --command--> BUSY --prompt--> IDLE ...        close: CLOSING --exit--> CLOSED
     IDLE --continuation prompt--> BUSY, with `continuation` until the command begins or the prompt is back
@@ -22,10 +21,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import TerminalClosed
-from holdfast.runtime.durability.records import TerminalMemory
+from holdfast.runtime.durability.records import TerminalCheckpoint
 from holdfast.runtime.terminal.input_wait import InputState, every_process, input_state, line_mode
 from holdfast.runtime.terminal.keys import encode_keys
-from holdfast.runtime.terminal.mark_filter import Mark, MarkFilter, Modes
+from holdfast.runtime.terminal.mark_filter import MarkFilter, PromptMark, TerminalModes
 from holdfast.runtime.terminal.paste import CLEAR_LINE, ENTER, INTERRUPT
 from holdfast.runtime.terminal.timeline import Timeline
 from holdfast.runtime.tree.usage import Activity
@@ -48,16 +47,17 @@ if TYPE_CHECKING:
     from holdfast.runtime.process.process import ManagedProcess
     from holdfast.runtime.terminal.run import CommandInFlight
 
-#: What may be the beginning of a mark goes to readers after so long, if nothing follows it.
+#: Bytes that may begin a mark are held back for this long, if nothing follows them.
 HOLD_SECONDS: Final = 0.02
-#: No event tells that a program waits for input: somebody who waits for it looks again, ever less often.
-LOOK_AGAIN_SECONDS: Final = (0.001, 0.1)
-#: How long a shell has to leave by `exit` before it is hung up: it may ask back, about stopped jobs.
+#: The kernel has no event for a program that begins to read: a waiter polls, ever less often.
+POLL_SECONDS: Final = (0.001, 0.1)
+#: How long a shell has to exit by `exit` before it is hung up: it may print a warning of stopped jobs instead.
 EXIT_SECONDS: Final = 1.0
-#: How long what was hung up has until it is hung up again, and twice as long each time.
+#: The time between two hang-ups, doubled each time.
 HANG_UP_SECONDS: Final = 0.05
-#: A prompt is no longer than this.
+#: A prompt is no longer than this, and neither is the question of a program that reads input.
 _PROMPT_BYTES: Final = 4096
+_QUESTION_BYTES: Final = 256
 _NOT_TEXT: Final = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]|[\x00-\x09\x0b-\x1f\x7f]"
 )
@@ -66,12 +66,12 @@ _LINE_ENDS: Final = (b"\r", b"\n", b"\x03", b"\x1c")
 #: Ctrl-C, Ctrl-Z, Ctrl-\\.
 _SIGNAL_KEYS: Final = b"\x03\x1a\x1c"
 _CONTROL_KEYS: Final = bytes(range(0x20))
-_NOBODY: Final = InputState(False, None, True, True)
+_NO_INPUT: Final = InputState(False, None, True, True)
 _OVER: Final = ("CLOSED", "ERROR")
 
 
 class LiveTerminal:
-    """A terminal of ours, from its start until it is forgotten."""
+    """A terminal from its start until it is forgotten."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class LiveTerminal:
         self.spec = spec
         self.argv = argv
         self.integration = integration
-        #: Commands that `run` was asked for, by their ids, and the last ones that ended.
+        #: Commands of `run` by their ids: those under way, and the last ones that ended.
         self.runs: OrderedDict[str, asyncio.Task[TerminalCommandEnded]] = OrderedDict()
         self.timeline = Timeline(config.retained_terminal_events)
         self.process: ManagedProcess
@@ -98,15 +98,15 @@ class LiveTerminal:
         self.prompt: str | None = None
         #: How many prompts were shown.
         self.prompts = 0
-        #: A continuation prompt is shown: the shell asks for the rest of a command.
+        #: A continuation prompt is shown: the shell reads the rest of a command.
         self.continuation = False
-        #: Something was typed since the last line was sent off: it stands on the line, or has its editor wait.
+        #: Keys were typed after the last line end: the line editor shows them, or waits for the rest of a key.
         self.typed = False
-        #: An interrupt was typed or sent, and no line was entered since. bash notes an interrupt that comes while
-        #: it does not block in read(2), and acts on it when it has taken the first byte of the next line from its
-        #: line editor: that byte is lost, and the rest of the line runs.
+        #: An interrupt was typed or sent, and no line was entered since. bash records an interrupt that comes while
+        #: it does not block in read(2), and acts on it after its line editor has read the first byte of the next
+        #: line: that byte is lost, and the rest of the line runs.
         self.interrupted = False
-        self.modes = Modes()
+        self.modes = TerminalModes()
         #: The command that `run` has typed.
         self.in_flight: CommandInFlight | None = None
         self.turn = asyncio.Lock()
@@ -118,17 +118,17 @@ class LiveTerminal:
         self._prompt_due = False
         self._prompt_start: int | None = None
         self._command_runs = False
-        #: How many keys were sent that may start something, and whose effect has not been seen.
+        #: How many keys were sent that may start a command, and have had no visible effect yet.
         self._unsettled = 0
-        #: How many prompts there had been when something was typed last.
+        #: The number of prompts at the time of the last key.
         self._typed_at = 0
         self._awaiting: bool | None = False
-        #: When the state became what it is, by the loop's clock.
+        #: The time of the last change of the state, by the loop's clock.
         self._state_since = asyncio.get_running_loop().time()
         self._closing = False
         self._prints = 0
-        #: What was written down last.
-        self._remembered: TerminalMemory | None = None
+        #: The state that was recorded last.
+        self._recorded_state: TerminalCheckpoint | None = None
         self._waiters: set[asyncio.Event] = set()
         self._loop = asyncio.get_running_loop()
         self._now = now
@@ -136,20 +136,19 @@ class LiveTerminal:
         self._on_first_prompt = on_first_prompt
 
     def attach(self, process: ManagedProcess) -> None:
-        """This is what runs in it. Nothing was read from it yet."""
-        self._belong_to(process)
+        """Connect the process of this terminal, before anything is read from it."""
+        self._connect(process)
         self.timeline.add("resize", 0, self._now(), size=process.size)
 
-    def _belong_to(self, process: ManagedProcess) -> None:
+    def _connect(self, process: ManagedProcess) -> None:
         self.process = process
         process.watcher = self
         process.input.on_put = self._on_typed
-        if process.notes is not None:
-            self.timeline.on_add = process.notes.happened
+        self.timeline.on_add = process.recorder.terminal_event
 
-    def attach_again(self, process: ManagedProcess, memory: TerminalMemory | None) -> None:
-        """This ran in it under an earlier server; the timeline has what had happened."""
-        self._belong_to(process)
+    def attach_again(self, process: ManagedProcess, memory: TerminalCheckpoint | None) -> None:
+        """Connect a process of an earlier server; the timeline has its events."""
+        self._connect(process)
         if memory is not None:
             self._restore(memory)
         if process.status is not None and not self.is_over:
@@ -157,7 +156,7 @@ class LiveTerminal:
         elif self._filter is not None and self._filter.held:
             self._hold()
 
-    # --- what it is ------------------------------------------------------------------------------------------
+    # --- status ----------------------------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
@@ -168,13 +167,18 @@ class LiveTerminal:
         return self.timeline.state
 
     @property
+    def token(self) -> int:
+        """The position after everything so far."""
+        return self.timeline.token(self.process.logs[2])
+
+    @property
     def is_over(self) -> bool:
         return self.state in _OVER
 
     def status(self, *, look: bool = True) -> TerminalStatus:
-        """How it is at this moment; who waits for input is not told without a look."""
-        seen = self._look() if look else self._mode()
-        self._catch_up()
+        """The current status; without `look`, which queries the kernel, `awaiting_input` is None."""
+        seen = self._query_input() if look else self._query_line_mode()
+        self._read_pending()
         process, group = self.process, self.process.foreground_group()
         return TerminalStatus(
             terminal_id=self.id,
@@ -184,7 +188,7 @@ class LiveTerminal:
             size=process.size or TerminalSize(),
             cwd=self._cwd(),
             started_at=process.started_at,
-            token=self.timeline.token(process.logs[2]),
+            token=self.token,
             changes=self.changes,
             prompt=self.prompt,
             continuation=self.continuation,
@@ -207,14 +211,14 @@ class LiveTerminal:
         )
 
     def activity(self) -> Activity:
-        """What is in its foreground, and for how long: a command that outlives a server is counted anew."""
+        """The foreground group, and how long a command runs; after a restart of the server, since the restart."""
         group = self.process.foreground_group()
         if group == self.process.own_group:
             group = 0
         runs = self.state == "BUSY" and not self.continuation
         busy = self._loop.time() - self._state_since if runs else None
-        # Nobody asks who waits at a prompt: a look costs a few files of /proc.
-        awaiting = self._ask().awaiting if group or busy is not None else False
+        # Not at a prompt: the query reads a few files of /proc.
+        awaiting = self._probe_input().awaiting if group or busy is not None else False
         return Activity(group=group, seconds=busy, awaiting=awaiting)
 
     def _cwd(self) -> str:
@@ -228,12 +232,12 @@ class LiveTerminal:
     # --- output ----------------------------------------------------------------------------------------------
 
     def printed(self, data: bytes) -> bytes:
-        marks: list[Mark] = []
+        marks: list[PromptMark] = []
         if self._filter is not None:
             data, marks = self._filter.feed(data)
             if self._filter.held:
                 self._hold()
-        # One time for all that came together: marks are never older than the bytes behind them.
+        # One time for all bytes of a read: marks are never older than the bytes behind them.
         now = self._now()
         if data:
             self._note_output(data, now)
@@ -241,92 +245,85 @@ class LiveTerminal:
         last_command = max((at for at, mark in enumerate(marks) if mark.letter == "C"), default=-1)
         for at, mark in enumerate(marks):
             self._marked(mark, offset, data, now, went_on=at < last_command)
-        self._remember()
+        self._save_state()
         return data
 
     def printing_ended(self) -> bytes:
         held = self._filter.release() if self._filter is not None else b""
         if held:
             self._note_output(held, self._now())
-            if self.process.notes is not None:
-                self.process.notes.hold_back(self._memory(self.process.notes.key))
+            self.process.recorder.delay_checkpoint(self._saved_state(self.process.recorder.key))
         return held
 
     def _note_output(self, data: bytes, now: float) -> None:
         self.timeline.note_output(self.process.logs[2].end, now)
-        if self.process.notes is not None:
-            self.process.notes.printed_at = now
+        self.process.recorder.printed_at = now
         self.modes.feed(data)
         self._prints += 1
 
     def _hold(self) -> None:
         if self._release is not None:
             self._release.cancel()
-        self._release = self._loop.call_later(HOLD_SECONDS, self._let_go)
+        self._release = self._loop.call_later(HOLD_SECONDS, self._release_held)
 
-    def _let_go(self) -> None:
+    def _release_held(self) -> None:
         held = self.printing_ended()
         if held:
             self.process.print_late(held)
 
-    def _catch_up(self) -> None:
-        """What was printed by now counts."""
+    def _read_pending(self) -> None:
+        """Read what the PTY holds."""
         if self.process.running:
             self.process.take_what_is_there()
 
     def read(self, since: int, max_bytes: int, *, timing: bool = False, marks: bool = False) -> TerminalRead:
-        """What is there after a position, without waiting."""
+        """Output and events after a position, without waiting."""
         found = self.timeline.read(self.process.logs[2], since, max_bytes, timing=timing, marks=marks)
-        at_end = found.token >= self.timeline.token(self.process.logs[2])
+        at_end = found.token >= self.token
         return TerminalRead(found.events, found.token, found.state, found.truncated, at_end and self.process.closed)
-
-    async def wait_news(self, since: int) -> None:
-        """Until there is something after a position."""
-        while self.timeline.token(self.process.logs[2]) <= since and not self.process.closed:
-            await self.process.changed()
 
     # --- the shell's marks -----------------------------------------------------------------------------------
 
-    def _marked(self, mark: Mark, offset: int, data: bytes, now: float, *, went_on: bool) -> None:
-        """A mark at a place in `data`, which is not in the log yet and begins at `offset` there.
+    def _marked(self, mark: PromptMark, offset: int, data: bytes, now: float, *, went_on: bool) -> None:
+        """Handle a mark in `data`, which is not in the log yet and begins at `offset` there.
 
         `went_on`: the shell has begun a command since.
         """
-        place = offset + mark.position
+        at = offset + mark.position
         if self._closing and mark.letter != "D":
-            # What is typed to close it is no command of anybody's, and the prompt that comes back is noticed.
+            # The `exit` that closes it is no command; a prompt after it is counted.
             self.prompts += mark.letter == "B"
         elif mark.letter == "A" and self._prompt_due:
-            self._prompt_start = place
-            self.timeline.add("promptStart", place, now)
+            self._prompt_start = at
+            self.timeline.add("promptStart", at, now)
         elif mark.letter == "B" and self._prompt_start is not None:
-            text = self._between(self._prompt_start, place, offset, data)
+            text = self._between(self._prompt_start, at, offset, data)
             self._prompt_start = None
-            # Where the shell is by now: with a command that was typed ahead, this may be where that one took it.
-            self._prompt_shown(place, text, now, None if went_on else self._cwd())
+            # The current directory: a command that was typed ahead may have changed it already.
+            self._prompt_shown(at, text, now, None if went_on else self._cwd())
         elif mark.letter == "C":
             self._command_runs = True
-            self._continue(False)
+            self._set_continuation(False)
             if self.in_flight is not None:
-                self.in_flight.began(place)
-            self.timeline.add("command", place, now)
-            self._become("BUSY", place, now)
+                self.in_flight.began(at)
+            self.timeline.add("command", at, now)
+            self._set_state("BUSY", at, now)
         elif mark.letter == "D":
-            self._command_ended(place, mark.argument, now)
+            self._command_ended(at, mark.argument, now)
         elif mark.letter == "P":
-            self._become("BUSY", place, now)
-            self._continue(not self._command_runs)
-            self.timeline.add("continuation", place, now)
-        self._tell()
+            self._set_state("BUSY", at, now)
+            self._set_continuation(not self._command_runs)
+            self.timeline.add("continuation", at, now)
+        self._notify()
 
-    def _continue(self, continuation: bool) -> None:
+    def _set_continuation(self, continuation: bool) -> None:
         if continuation != self.continuation:
             self.continuation = continuation
             self.changes += 1
 
-    def _prompt_shown(self, place: int, text: str, now: float, cwd: str | None) -> None:
+    def _prompt_shown(self, at: int, text: str, now: float, cwd: str | None) -> None:
         self._command_runs = self._prompt_due = False
-        self._continue(False)
+        self._set_continuation(False)
         if self._unsettled <= 1:
             self._unsettled = 0
         self.prompts += 1
@@ -335,35 +332,39 @@ class LiveTerminal:
         if text != self.prompt:
             self.prompt = text
             self.changes += 1
-        self._become("IDLE", place, now)
-        self.timeline.add("prompt", place, now, prompt=text, cwd=cwd)
+        self._set_state("IDLE", at, now)
+        self.timeline.add("prompt", at, now, prompt=text, cwd=cwd)
 
-    def _command_ended(self, place: int, argument: str, now: float) -> None:
+    def _command_ended(self, at: int, argument: str, now: float) -> None:
         self._prompt_due = True
         code = int(argument) if argument.isdecimal() else 0
         in_flight = self.in_flight
-        # A line that the shell could not parse, or that holds a comment alone, ends without having begun.
+        # A line with a syntax error, or with a comment alone, ends without having begun.
         typed_by_us = in_flight is not None and in_flight.was_typed
         if not self._command_runs and not typed_by_us:
             return
         self._command_runs = False
         self.last_exit_code = code
         if in_flight is not None and typed_by_us:
-            in_flight.ended(place, code, self.prompts)
-        self.timeline.add("ended", place, now, exit_code=code)
+            in_flight.ended(at, code, self.prompts)
+        self.timeline.add("ended", at, now, exit_code=code)
 
     def _between(self, start: int, end: int, offset: int, data: bytes) -> str:
         start = max(start, end - _PROMPT_BYTES)
         earlier = self.process.logs[2].read(start, min(end, offset) - start) if start < offset else b""
         text = earlier + data[max(0, start - offset) : max(0, end - offset)]
-        return _NOT_TEXT.sub(b"", text.replace(b"\r\n", b"\n")).decode("utf-8", "replace")
+        return _as_text(text)
+
+    def unfinished_line(self) -> str:
+        """The text of the output after the last line end: the question of a program that reads input."""
+        return _as_text(self.timeline.unfinished_line(self.process.logs[2], _QUESTION_BYTES))
 
     # --- state -----------------------------------------------------------------------------------------------
 
-    def _become(
+    def _set_state(
         self,
         state: TerminalState,
-        place: int | None = None,
+        at: int | None = None,
         now: float | None = None,
         *,
         reason: str = "",
@@ -375,102 +376,102 @@ class LiveTerminal:
         self._state_since = self._loop.time()
         self.changes += 1
         self.reason = reason
-        place = self.process.logs[2].end if place is None else place
-        self.timeline.add("state", place, now or self._now(), exit_code=exit_code, reason=reason)
+        at = self.process.logs[2].end if at is None else at
+        self.timeline.add("state", at, now or self._now(), exit_code=exit_code, reason=reason)
 
     def ended(self, process: ManagedProcess) -> None:
-        """Its program ended; all that it printed is in the log."""
+        """Event of the process: its program has exited, and all its output is in the log."""
         status = process.status
         assert status is not None
         name = self.argv[0]
-        self._continue(False)
+        self._set_continuation(False)
         if self._closing or status.signal is None:
             reason = f"{name} ended with exit code {status.exit_code}"
-            self._become("CLOSED", reason=reason, exit_code=status.exit_code)
+            self._set_state("CLOSED", reason=reason, exit_code=status.exit_code)
         else:
             reason = f"{name} was killed by {status.signal}"
-            self._become("ERROR", reason=reason, exit_code=status.exit_code)
+            self._set_state("ERROR", reason=reason, exit_code=status.exit_code)
         if self._release is not None:
             self._release.cancel()
         self._awaiting = False
-        self._tell()
+        self._notify()
 
     def check_open(self) -> None:
         if self.is_over:
             raise TerminalClosed(f"terminal {self.id!r} is closed: {self.reason}")
 
-    def _tell(self) -> None:
-        """Something other than output has happened. Who waits looks once this turn of the loop is over."""
-        self._remember()
+    def _notify(self) -> None:
+        """Wake the waiters after an event other than output; they run after this turn of the loop."""
+        self._save_state()
         for event in self._waiters:
             event.set()
         self.process.wake_waiters()
 
     # --- waiting ---------------------------------------------------------------------------------------------
 
-    def _look(self) -> InputState:
-        """Who waits for input at this moment, as the kernel sees it."""
-        look = self._ask()
+    def _query_input(self) -> InputState:
+        """Query the kernel for a program that reads input, and record a change."""
+        found = self._probe_input()
         if self.process.input.queued_bytes:
-            look = look._replace(awaiting=False)  # there is more to read than the terminal has taken
-        if look.awaiting != self._awaiting:
-            self._awaiting = look.awaiting
+            found = found._replace(awaiting=False)  # there is more to read than the terminal has taken
+        if found.awaiting != self._awaiting:
+            self._awaiting = found.awaiting
             self.changes += 1
-            self._tell()
-        return look
+            self._notify()
+        return found
 
-    def _mode(self) -> InputState:
-        """The same without who waits."""
+    def _query_line_mode(self) -> InputState:
+        """Line mode only; `awaiting` is None."""
         terminal = self.process.terminal
         mode = line_mode(terminal) if terminal >= 0 and self.process.running else None
-        return _NOBODY if mode is None else InputState(None, None, *mode)
+        return _NO_INPUT if mode is None else InputState(None, None, *mode)
 
-    def _ask(self) -> InputState:
+    def _probe_input(self) -> InputState:
         process = self.process
         if process.terminal < 0 or not process.running:
-            return _NOBODY
+            return _NO_INPUT
         return input_state(process.terminal, every_process if process.jail is None else process.jail.inside)
 
     def is_idle(self) -> bool:
-        """Whether the prompt is shown and nothing that was typed is on its way.
+        """Whether the prompt is shown and each line that was typed has begun.
 
-        The shell's mark of a command that was just typed may not have come yet. So the kernel is asked whether the
-        shell waits again; and only then what it has printed by then is looked at.
+        The shell's mark of a command that was just typed may not have come yet. So the kernel is queried whether
+        the shell reads again, and only then its output up to that moment is read.
         """
         if self._unsettled and self.state != "BUSY":
-            awaiting = self._look().awaiting
-            self._catch_up()
+            awaiting = self._query_input().awaiting
+            self._read_pending()
             if self.state == "IDLE" and (awaiting or (awaiting is None and self.prompts > self._typed_at)):
                 self._unsettled = 0
             return self.state == "IDLE" and not self._unsettled
         return self.state == "IDLE"
 
-    def wants_more(self) -> bool:
-        """Whether somebody waits for input now."""
-        return self._look().awaiting is True
+    def is_input_awaited(self) -> bool:
+        """Whether a program or the shell blocks in a read of the terminal."""
+        return self._query_input().awaiting is True
 
     async def wait_for_line(self, timeout: float | None) -> bool:
-        """Until the shell takes a line: at its prompt, or at a continuation prompt. False if the time was over."""
+        """Wait for a prompt or a continuation prompt; False after the timeout."""
 
         def takes_line() -> bool:
-            return self.is_idle() or (self.continuation and self._look().awaiting is not False)
+            return self.is_idle() or (self.continuation and self._query_input().awaiting is not False)
 
-        return await self.until(takes_line, timeout, look=lambda: self._unsettled > 0 or self.continuation)
+        return await self.until(takes_line, timeout, polls=lambda: self._unsettled > 0 or self.continuation)
 
     async def wait(self, until: TerminalWait, timeout: float | None, changes: int) -> bool:
-        """Wait for a condition; False if the time was over first, `TerminalClosed` if it cannot come any more."""
+        """Wait for a condition; False after the timeout, `TerminalClosed` if it cannot hold any more."""
         if until == "idle":
-            return await self.until(self.is_idle, timeout, look=lambda: self._unsettled > 0)
+            return await self.until(self.is_idle, timeout, polls=lambda: self._unsettled > 0)
         if until == "awaitingInput":
-            return await self.until(self.wants_more, timeout, look=lambda: True)
+            return await self.until(self.is_input_awaited, timeout, polls=lambda: True)
         if until == "change":
             return await self.until(
-                lambda: self._has_changed(changes), timeout, look=lambda: True, over_is_fine=True
+                lambda: self._has_changed(changes), timeout, polls=lambda: True, over_is_fine=True
             )
         return await self.until(lambda: self.is_over, timeout, over_is_fine=True)
 
     def _has_changed(self, since: int) -> bool:
-        self._look()
+        self._query_input()
         return self.changes > since
 
     async def until(
@@ -478,13 +479,13 @@ class LiveTerminal:
         condition: Callable[[], bool],
         timeout: float | None,
         *,
-        look: Callable[[], bool] = lambda: False,
+        polls: Callable[[], bool] = lambda: False,
         over_is_fine: bool = False,
     ) -> bool:
-        """Until a condition holds. `look` tells whether no event will say so, and it has to be looked for."""
+        """Wait until a condition holds. `polls` returns whether it may begin to hold without an event."""
         now = self._loop.time
         deadline = None if timeout is None else now() + timeout
-        shortest, longest = LOOK_AGAIN_SECONDS
+        shortest, longest = POLL_SECONDS
         pause, prints = shortest, self._prints
         event = asyncio.Event()
         self._waiters.add(event)
@@ -496,7 +497,7 @@ class LiveTerminal:
                 if left is not None and left <= 0:
                     return False
                 rest = left
-                if look():
+                if polls():
                     pause = shortest if self._prints != prints else min(2 * pause, longest)
                     prints = self._prints
                     rest = pause if left is None else min(left, pause)
@@ -516,29 +517,29 @@ class LiveTerminal:
         if interrupt != line_end:
             self.interrupted = interrupt > line_end
         self._typed_at = self.prompts
-        # A signal throws away what is typed for a moment after the prompt that it causes: it counts twice.
+        # A signal discards keys for a moment after the prompt that it causes: it counts twice.
         self._unsettled += _count(data, _CONTROL_KEYS) + _count(data, _SIGNAL_KEYS)
-        self._remember()
+        self._save_state()
         if self.spec.record_input and not self._is_secret():
             self.timeline.add("input", self.process.logs[2].end, self._now(), payload=data)
             self.process.wake_waiters()
 
     def _is_secret(self) -> bool:
-        """Whether a line is typed that the terminal does not show: a password, most likely."""
+        """Whether the terminal reads a line without echo: most likely a password."""
         return self.process.terminal >= 0 and line_mode(self.process.terminal) == (False, True)
 
     def type_line(self, line: bytes, write_id: str = "") -> None:
-        """Type at the prompt what is one command, whatever it holds; by the same id, if it has one, once."""
+        """Type one line at the prompt, in place of what stands there; the same `write_id` again types nothing."""
         if not self.process.input.has_taken(write_id):
             self.process.input.put((CLEAR_LINE if self.typed else b"") + line + ENTER, write_id or None)
             self._unsettled = 1
 
     def interrupt(self) -> None:
-        """Ctrl-C, as a person would."""
+        """Type Ctrl-C."""
         self.process.input.put(INTERRUPT)
 
     def press(self, keys: Sequence[str], write_id: str | None = None) -> None:
-        """Keys by their names, as the program in the foreground wants them encoded."""
+        """Type keys by their names, encoded for the mode of the program in the foreground."""
         self.check_open()
         self.process.input.put(encode_keys(keys, application_cursor=self.modes.application_cursor), write_id)
 
@@ -547,15 +548,15 @@ class LiveTerminal:
             self.interrupted = True
             self._typed_at = self.prompts
             self._unsettled += 2  # as Ctrl-C
-            self._remember()
+            self._save_state()
 
     def resized(self, size: TerminalSize) -> None:
         self.changes += 1
         self.timeline.add("resize", self.process.logs[2].end, self._now(), size=size)
-        self._tell()
+        self._notify()
 
     def signal_foreground(self, number: signal.Signals) -> None:
-        """To what the shell runs, and not to the shell."""
+        """Send a signal to the foreground group, unless that is the shell itself."""
         group = self.process.foreground_group()
         if group not in (0, self.process.pid, self.process.own_group):
             self.process.signal_group(group, number)
@@ -563,37 +564,37 @@ class LiveTerminal:
     # --- its end ---------------------------------------------------------------------------------------------
 
     async def close(self, mode: CloseMode, jobs: JobsAtClose, grace: float) -> None:
-        """End it: graceful is `exit` at the prompt, else a hang-up, and KILL after the grace. May be repeated."""
+        """Close it: graceful is `exit` at the prompt, else a hang-up, and KILL after the grace. May be repeated."""
         process = self.process
         deadline = self._loop.time() + (grace if mode == "graceful" else 0.0)
         if not self.is_over:
-            idle, asks_for_rest = self.is_idle(), self.continuation
+            idle, continuation = self.is_idle(), self.continuation
             self._closing = True
-            self._continue(False)
-            self._become("CLOSING")
-            self._tell()
+            self._set_continuation(False)
+            self._set_state("CLOSING")
+            self._notify()
             if mode == "graceful":
-                await self._leave(idle, asks_for_rest, jobs, grace, deadline)
+                await self._exit_shell(idle, continuation, jobs, grace, deadline)
         if jobs == "kill":
-            # Also of one that ended by itself: its background jobs may still run.
+            # Also after its program has exited: background jobs may still run.
             await self._end_process(process, max(0.0, deadline - self._loop.time()))
         elif process.running:
             self.signal_foreground(signal.SIGKILL)
             process.signal_leader(signal.SIGKILL)
             await process.wait_exit()
 
-    async def _leave(
-        self, idle: bool, asks_for_rest: bool, jobs: JobsAtClose, grace: float, deadline: float
+    async def _exit_shell(
+        self, idle: bool, continuation: bool, jobs: JobsAtClose, grace: float, deadline: float
     ) -> None:
-        if asks_for_rest:
-            # `exit` would be more of the command that is not complete.
+        if continuation:
+            # `exit` would be read as the next line of the incomplete command.
             before = self.prompts
             self.interrupt()
             idle = await self.until(
                 lambda: self.prompts > before or self.is_over, min(grace, EXIT_SECONDS), over_is_fine=True
             )
         elif not idle and jobs == "keep" and self.integration:
-            # To hang up the shell would make it hang up its background jobs: only what is in front ends.
+            # A shell that is hung up hangs up its background jobs: only the foreground gets the signal.
             before = self.prompts
             self.signal_foreground(signal.SIGHUP)
             idle = await self.until(lambda: self.prompts > before or self.is_over, grace / 2, over_is_fine=True)
@@ -605,7 +606,7 @@ class LiveTerminal:
             )
         pause = HANG_UP_SECONDS
         while jobs == "kill" and not self.is_over and self._loop.time() < deadline:
-            # A shell that has just shown its prompt notes a signal, and then waits for a key to act on it.
+            # A shell that has just shown its prompt records a signal, and acts on it at the next key.
             self._hang_up()
             await self.until(lambda: self.is_over, pause, over_is_fine=True)
             pause *= 2
@@ -618,16 +619,15 @@ class LiveTerminal:
 
     # --- across servers --------------------------------------------------------------------------------------
 
-    def _remember(self) -> None:
-        """Write down what changed, if there is a keeper to go on for."""
-        if self.process.notes is not None:
-            memory = self._memory(self.process.notes.key)
-            if memory != self._remembered:
-                self._remembered = memory
-                self.process.notes.remember_terminal(memory)
+    def _save_state(self) -> None:
+        """Record the state if it has changed, for the next server."""
+        state = self._saved_state(self.process.recorder.key)
+        if state != self._recorded_state:
+            self._recorded_state = state
+            self.process.recorder.terminal_checkpoint(state)
 
-    def _memory(self, key: int) -> TerminalMemory:
-        return TerminalMemory(
+    def _saved_state(self, key: int) -> TerminalCheckpoint:
+        return TerminalCheckpoint(
             key=key,
             changes=self.changes,
             reason=self.reason,
@@ -650,24 +650,29 @@ class LiveTerminal:
             interrupted=self.interrupted,
         )
 
-    def _restore(self, memory: TerminalMemory) -> None:
-        self._remembered = memory
+    def _restore(self, memory: TerminalCheckpoint) -> None:
+        self._recorded_state = memory
         self.changes, self.reason, self.last_exit_code = memory.changes, memory.reason, memory.last_exit_code
         self.prompt, self.prompts = memory.prompt, memory.prompts
         self.typed, self._typed_at, self._unsettled = memory.typed, memory.typed_at, memory.unsettled
         self.interrupted, self._closing = memory.interrupted, memory.closing
         self._prompt_due, self._prompt_start = memory.prompt_due, memory.prompt_start
         self._command_runs = memory.command_runs
-        # Earlier servers kept it while the command ran, and were IDLE before.
+        # Earlier versions kept it while the command ran, and were IDLE before.
         self.continuation = memory.continued and not memory.command_runs
         if self.continuation and self.state == "IDLE":
-            self._become("BUSY")
+            self._set_state("BUSY")
         if self._filter is not None:
             self._filter.held = memory.held
         self.modes.tail = memory.mode_tail
         self.modes.alternate_screen = memory.alternate_screen
         self.modes.application_cursor = memory.application_cursor
         self.modes.bracketed_paste = memory.bracketed_paste
+
+
+def _as_text(data: bytes) -> str:
+    """The text of some output without its control sequences."""
+    return _NOT_TEXT.sub(b"", data.replace(b"\r\n", b"\n")).decode("utf-8", "replace")
 
 
 def _count(data: bytes, of: bytes) -> int:

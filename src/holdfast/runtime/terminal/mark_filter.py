@@ -1,8 +1,8 @@
-"""What a terminal's output says between the lines: our prompt marks, taken out, and modes, noticed. Pure.
+"""Filters prompt marks out of a terminal's output, and tracks the modes that programs set. Pure.
 
-A mark is `ESC ] 133 ; LETTER [; ARGUMENT] ; NONCE BEL`, the terminals' convention with a secret of this one behind
-it. Only the shell that we started knows the secret; the same sequence without it is a program's, and passes as it
-is. A flood costs two searches a read.
+A mark is `ESC ] 133 ; LETTER [; ARGUMENT] ; NONCE BEL`, the convention of terminals with a secret of this terminal
+appended. Only the shell that the server started has the secret; a sequence without it is a program's, and passes
+unchanged. A flood costs two searches a read.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-#: No mark is longer: an unfinished one is held back no further.
+#: The longest mark: more than this of an unfinished one is not held back.
 MARK_BYTES: Final = 96
-#: An unfinished mode sequence is looked at again with the bytes that follow it.
+#: The longest mode sequence: an unfinished one is parsed again with the bytes that follow it.
 _MODE_BYTES: Final = 32
 _START: Final = b"\x1b]133;"
 _ESCAPE: Final = 0x1B
@@ -20,7 +20,7 @@ _MODES: Final = re.compile(rb"\x1b\[\?([0-9;]+)([hl])")
 _UNFINISHED_MODE: Final = re.compile(rb"\x1b(?:\[(?:\?[0-9;]*)?)?\Z")
 
 
-class Mark(NamedTuple):
+class PromptMark(NamedTuple):
     """`letter` is A, B, C, D or P; `position` counts in the bytes without marks."""
 
     letter: str
@@ -29,7 +29,7 @@ class Mark(NamedTuple):
 
 
 class MarkFilter:
-    """Takes the marks out of what is printed, however it is cut."""
+    """Removes the marks from the output, however it is divided into reads."""
 
     __slots__ = ("_pattern", "held")
 
@@ -37,11 +37,11 @@ class MarkFilter:
         around = len(_START) + len("A;;\x07") + len(nonce)
         argument = rb"[^;\x07\x1b]{0,%d}" % (MARK_BYTES - around)
         self._pattern = re.compile(rb"\x1b\]133;([A-Z])(?:;(" + argument + rb"))?;" + nonce.encode() + rb"\x07")
-        #: The end of what was fed, if a mark may begin there.
+        #: The end of the input, if a mark may begin there.
         self.held = b""
 
-    def feed(self, data: bytes) -> tuple[bytes, list[Mark]]:
-        """The same without marks, and the marks."""
+    def feed(self, data: bytes) -> tuple[bytes, list[PromptMark]]:
+        """The output without marks, and the marks."""
         if self.held:
             data, self.held = self.held + data, b""
         start = data.rfind(b"\x1b", -MARK_BYTES)
@@ -49,19 +49,19 @@ class MarkFilter:
             data, self.held = data[:start], data[start:]
         if _START not in data:
             return data, []
-        marks: list[Mark] = []
+        marks: list[PromptMark] = []
         pieces: list[bytes] = []
         size = end = 0
         for found in self._pattern.finditer(data):
             pieces.append(data[end : found.start()])
             size += found.start() - end
             end = found.end()
-            marks.append(Mark(found[1].decode(), (found[2] or b"").decode("ascii", "replace"), size))
+            marks.append(PromptMark(found[1].decode(), (found[2] or b"").decode("ascii", "replace"), size))
         pieces.append(data[end:])
         return b"".join(pieces), marks
 
     def release(self) -> bytes:
-        """What is held back: no mark came of it."""
+        """Return the bytes that are held back: no mark followed."""
         held, self.held = self.held, b""
         return held
 
@@ -72,13 +72,13 @@ class MarkFilter:
         return tail.startswith(_START) and b"\x07" not in tail
 
 
-class Modes:
-    """Which of the terminal's modes programs have switched on."""
+class TerminalModes:
+    """The modes of the terminal that programs have set."""
 
     __slots__ = ("alternate_screen", "application_cursor", "bracketed_paste", "tail")
 
     def __init__(self) -> None:
-        #: The end of what was fed, if a mode may begin there.
+        #: The end of the input, if a mode may begin there.
         self.tail = b""
         self.alternate_screen = False
         self.application_cursor = False

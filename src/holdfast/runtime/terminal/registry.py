@@ -1,6 +1,6 @@
-"""All terminals by id: decides what runs in one and in which environment, starts it, keeps it while it can be read.
+"""All terminals by id: chooses program and environment, starts the process, keeps a closed terminal for a while.
 
-Starts processes through the exec interface that owns it, and writes the files by which a shell marks its prompts.
+Starts processes through the exec interface that owns it, and writes the files that make a shell mark its prompts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.errors import (
     NotExecutable,
     UnknownTerminal,
 )
-from holdfast.runtime.durability.ledger import Ledger
+from holdfast.runtime.durability.ledger import AnyLedger
 from holdfast.runtime.durability.records import RunTyped, TerminalOpening
 from holdfast.runtime.output.output_log import Spool
 from holdfast.runtime.process.checks import check_run, check_spec
@@ -34,16 +34,16 @@ from holdfast.runtime.process.spawn import find_program
 from holdfast.runtime.shell.files import ShellFiles
 from holdfast.runtime.shell.live import EndProcess, StartProcess
 from holdfast.runtime.terminal.live import LiveTerminal
-from holdfast.runtime.terminal.run import flight_again, run_again, run_typed
-from holdfast.runtime.terminal.shell_integration import Integrated, integrate
+from holdfast.runtime.terminal.run import recover_flight, resume_run, run_typed
+from holdfast.runtime.terminal.shell_integration import IntegratedShell, integrate
 from holdfast.types import CloseMode, EnvPolicy, ProcessSpec, TerminalCommandEnded, TerminalSpec
 
-#: Of each terminal: a client repeats only what it had unanswered when its connection broke.
-REMEMBERED_RUNS: Final = 16
-#: What the whole environment is to a terminal that is given neither variables nor a policy.
+#: Results kept for each terminal: a client repeats only the requests without a reply when its connection broke.
+KEPT_RUNS: Final = 16
+#: The policy of a terminal without variables and without a policy: the whole environment.
 _EVERYTHING: Final = EnvPolicy(ignore_default_excludes=True)
 _DEFAULT_LOCALE: Final = "C.UTF-8"
-#: Programs that are told by a `-` before their name that this is a login.
+#: Programs for which a `-` before their name means a login.
 _SHELLS: Final = frozenset(("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish"))
 
 
@@ -59,7 +59,7 @@ class Terminals:
         start_process: StartProcess,
         end_process: EndProcess,
         existing: Callable[[str], ManagedProcess | None],
-        ledger: Ledger | None = None,
+        ledger: AnyLedger,
     ) -> None:
         self._config = config
         self._ledger = ledger
@@ -76,7 +76,7 @@ class Terminals:
     # --- opening ---------------------------------------------------------------------------------------------
 
     async def open(self, spec: TerminalSpec) -> LiveTerminal:
-        """Open a terminal, or find the one that an earlier attempt with the same `start_id` has opened."""
+        """Open a terminal, or return the one that an earlier attempt with the same `start_id` has opened."""
         known = self._terminals.get(spec.terminal_id)
         if known is not None and spec.start_id is not None and known.spec.start_id == spec.start_id:
             return known
@@ -116,6 +116,7 @@ class Terminals:
         process_spec = _process_spec(spec, argv, environment, integrated, directory)
         check_spec(process_spec)
         files = ShellFiles(directory, account) if integrated is not None else None
+        remove_files: Callable[[], None] = (lambda: None) if files is None else files.remove
         terminal = LiveTerminal(
             spec,
             argv,
@@ -123,33 +124,30 @@ class Terminals:
             nonce=nonce,
             config=self._config,
             end_process=self._end_process,
-            # By then the shell has read them.
-            on_first_prompt=files.remove if files is not None else _nothing,
+            # The shell has read them by then.
+            on_first_prompt=remove_files,
         )
 
         def ended(process: ManagedProcess) -> None:
-            if files is not None:
-                files.remove()
+            remove_files()
             terminal.ended(process)
 
         try:
             if files is not None and integrated is not None:
                 for name, content in integrated.files.items():
                     files.write(name, content.encode("utf-8", "surrogateescape"))
-            if self._ledger is not None:
-                needed = msgspec.structs.replace(spec, env=None, env_policy=None, cwd=None)
-                self._ledger.write(TerminalOpening(needed, argv, terminal.integration, nonce, directory))
+            needed = msgspec.structs.replace(spec, env=None, env_policy=None, cwd=None)
+            self._ledger.write(TerminalOpening(needed, argv, terminal.integration, nonce, directory))
             process = await self._start_process(process_spec, None, ended)
         except BaseException:
-            if files is not None:
-                files.remove()
+            remove_files()
             raise
         terminal.attach(process)
         self._terminals[spec.terminal_id] = terminal
         return terminal
 
     def recover(self, opening: TerminalOpening) -> LiveTerminal:
-        """A terminal that an earlier server had opened; what had happened in it, and its process, are to come."""
+        """Make a terminal that an earlier server had opened; its events and its process are added later."""
         terminal = LiveTerminal(
             opening.spec,
             opening.argv,
@@ -163,7 +161,7 @@ class Terminals:
         return terminal
 
     def remember_runs(self, runs: Iterable[RunTyped]) -> None:
-        """These commands were typed under an earlier server."""
+        """Add commands that were typed under an earlier server."""
         self._typed_before.extend(runs)
 
     def _environment(self, spec: TerminalSpec) -> dict[str, str]:
@@ -180,7 +178,7 @@ class Terminals:
         variables = dict(build_environment(base, self._environ, account))
         if not (exact and "TERM" in variables):
             variables["TERM"] = spec.term
-        # They say the size of whatever terminal the server was started on.
+        # They have the size of the terminal on which the server was started.
         for name in ("LINES", "COLUMNS"):
             if name not in (spec.env or {}):
                 variables.pop(name, None)
@@ -197,14 +195,14 @@ class Terminals:
         try:
             return self._terminals[terminal_id]
         except KeyError:
-            what = "is a process and no terminal" if self._existing(terminal_id) else "is no terminal's id"
+            what = "is a process and no terminal" if self._existing(terminal_id) else "is not the id of a terminal"
             raise UnknownTerminal(f"{terminal_id!r} {what}") from None
 
     def get(self, terminal_id: str) -> LiveTerminal | None:
         return self._terminals.get(terminal_id)
 
     async def opened(self, terminal_id: str) -> LiveTerminal:
-        """The same, after a start that is under way."""
+        """The terminal with this id, after a start that is under way."""
         if (attempt := self._opening.get(terminal_id)) is not None:
             await asyncio.wait((attempt,))
         return self.terminal(terminal_id)
@@ -213,7 +211,7 @@ class Terminals:
         return tuple(self._terminals.values())
 
     def forget(self, terminal_id: str) -> None:
-        """Its process is forgotten."""
+        """Remove a terminal with its process."""
         self._terminals.pop(terminal_id, None)
 
     # --- commands --------------------------------------------------------------------------------------------
@@ -234,7 +232,7 @@ class Terminals:
                 ),
             )
             ended = [id for id, task in runs.items() if task.done()]
-            for id in ended[: max(0, len(runs) - REMEMBERED_RUNS)]:
+            for id in ended[: max(0, len(runs) - KEPT_RUNS)]:
                 del runs[id]
         return await asyncio.shield(runs[run_id])
 
@@ -245,27 +243,26 @@ class Terminals:
         task.add_done_callback(_retrieve)
 
     def _note_run(self, run: RunTyped) -> None:
-        if self._ledger is not None:
-            self._ledger.write(run)
+        self._ledger.write(run)
 
     def resume_runs(self, terminal: LiveTerminal) -> None:
-        """Go on with commands that were typed under an earlier server: the last may run, the others have ended.
+        """Resume commands that were typed under an earlier server: the last may run, the others have ended.
 
-        Before anything more is read from the terminal.
+        Call this before anything more is read from the terminal.
         """
         runs = [run for run in self._typed_before if run.terminal_id == terminal.id]
         self._typed_before = [run for run in self._typed_before if run.terminal_id != terminal.id]
         for run in runs:
-            flight = flight_again(terminal, run)
+            flight = recover_flight(terminal, run)
             if flight is not None and flight.exit_code is None:
                 if run is not runs[-1]:
                     flight = None
                 else:
                     terminal.in_flight = flight
-            self._begin_run(terminal, run.run_id, run_again(terminal, flight, run))
+            self._begin_run(terminal, run.run_id, resume_run(terminal, flight, run))
 
     def withdraw(self, terminal_id: str, run_id: str) -> None:
-        """Its caller gave up: the command is interrupted."""
+        """Interrupt a command for its caller, which gave up."""
         task = self.terminal(terminal_id).runs.pop(run_id, None)
         if task is not None:
             task.cancel()
@@ -273,14 +270,14 @@ class Terminals:
     # --- ending ----------------------------------------------------------------------------------------------
 
     async def close_all(self, grace: float) -> None:
-        """An interactive shell ignores TERM: each is left by `exit` or hung up."""
+        """Close all terminals, by `exit` or a hang-up: an interactive shell ignores TERM."""
         mode: CloseMode = "graceful" if grace > 0 else "force"
         ending = [terminal for terminal in self._terminals.values() if not terminal.is_over]
         await asyncio.gather(*(terminal.close(mode, "kill", grace) for terminal in ending))
 
 
 def _real_path(cwd: str, path: str) -> str:
-    """What a name stands for: `sh` may be a bash."""
+    """The file behind a name: `sh` may be a bash."""
     return os.path.realpath(os.path.join(cwd, path))
 
 
@@ -296,13 +293,13 @@ def _process_spec(
     spec: TerminalSpec,
     argv: tuple[str, ...],
     environment: dict[str, str],
-    integrated: Integrated | None,
+    integrated: IntegratedShell | None,
     directory: str,
 ) -> ProcessSpec:
     arg0, confinement = None, spec.confinement
     if integrated is not None:
         if confinement is not None:
-            # The shell reads its marks from there.
+            # The shell reads the files of its integration there.
             readable = (*confinement.readable, directory)
             confinement = msgspec.structs.replace(confinement, readable=readable)
         argv, environment = integrated.argv, {**environment, **integrated.env}
@@ -317,7 +314,7 @@ def _process_spec(
         tty=True,
         size=spec.size,
         user=spec.user,
-        # Its state is read from what it prints: a reader that lags must not delay that.
+        # The state comes from the marks in the output: a slow reader must not delay them.
         overflow="drop",
         lifetime=spec.lifetime,
         limits=spec.limits,
@@ -327,10 +324,6 @@ def _process_spec(
 
 
 def _retrieve(task: asyncio.Task[TerminalCommandEnded]) -> None:
-    """A command whose caller is gone may fail with nobody to tell."""
+    """Take the exception of a command: its caller may be gone."""
     if not task.cancelled():
         task.exception()
-
-
-def _nothing() -> None:
-    """A program without files."""

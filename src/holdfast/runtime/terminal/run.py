@@ -1,6 +1,6 @@
-"""A command typed at a terminal's prompt: typed, awaited by the shell's marks, stopped when its time is over.
+"""A command typed at a terminal's prompt: typed, awaited by the shell's marks, stopped after its timeout.
 
-What it printed is what the terminal showed between the mark of its start and the mark of its end. Types into a
+Its output is the terminal's output between the mark of its start and the mark of its end. Types into a
 `LiveTerminal`, and touches nothing else.
 """
 
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import InvalidRequest, SandboxError, TimeoutError
+from holdfast.errors import EXIT_TIMED_OUT, InvalidRequest, SandboxError, TimeoutError
 from holdfast.runtime.durability.records import RunTyped
 from holdfast.runtime.terminal.paste import keystrokes
 from holdfast.types import TerminalCommandEnded
@@ -21,45 +21,44 @@ from holdfast.types import TerminalCommandEnded
 if TYPE_CHECKING:
     from holdfast.runtime.terminal.live import LiveTerminal
 
-#: What a shell prints when it leaves its line editor: behind it begins the output of a line that never ran.
+#: Printed by a shell that leaves its line editor; the output of a line that never ran follows.
 _LINE_IS_OVER: Final = b"\x1b[?2004l\r"
-#: A command whose time is over has the exit code that timeout(1) gives.
-TIMED_OUT: Final = 124
-#: How long a line editor has to show a new prompt after Ctrl-C, and how often it is tried: one that quotes the next
-#: key takes the first for text.
+#: The exit code of timeout(1).
+#: How long a line editor has to show a new prompt after Ctrl-C, and how often it is typed: an editor that quotes
+#: the next key takes the first for text.
 INTERRUPT_SECONDS: Final = 0.5
 _INTERRUPTS: Final = 3
 
 
 class CommandInFlight:
-    """What is known of a command that was typed."""
+    """A command that was typed: its place in the output, its times and its exit code."""
 
     def __init__(self, prompt_end: int) -> None:
-        #: Where its line begins.
+        #: The offset of its line.
         self.prompt_end = prompt_end
         self.was_typed = False
         self.start: int | None = None
         self.end: int | None = None
         self.exit_code: int | None = None
-        #: How many prompts there had been by its end.
+        #: The number of prompts before its end.
         self.prompts = 0
-        #: When it was typed: the marks of a short command come together, and say nothing of its time.
+        #: When it was typed: the marks of a short command come in one read, so they do not give its duration.
         self.began_at = 0.0
         self.ended_at = 0.0
 
-    def began(self, place: int) -> None:
+    def began(self, at: int) -> None:
         # Of several commands on one line, the first.
         if self.start is None and self.was_typed:
-            self.start = place
+            self.start = at
 
-    def ended(self, place: int, exit_code: int, prompts: int) -> None:
+    def ended(self, at: int, exit_code: int, prompts: int) -> None:
         if self.exit_code is None:
-            self.end, self.exit_code, self.prompts, self.ended_at = place, exit_code, prompts, time.monotonic()
+            self.end, self.exit_code, self.prompts, self.ended_at = at, exit_code, prompts, time.monotonic()
 
 
-#: What a shell tells: after a line was due, it says that the line was typed.
+#: Events of the shell: one of them after a recorded line means that the line was typed.
 _SHELL_EVENTS: Final = frozenset(("command", "ended", "continuation", "promptStart", "prompt"))
-#: Writes down that a command is about to be typed.
+#: Records that a command is about to be typed.
 NoteRun = Callable[[RunTyped], None]
 
 
@@ -72,14 +71,14 @@ async def run_typed(
     run_id: str = "",
     note: NoteRun | None = None,
 ) -> TerminalCommandEnded:
-    """Type a command at the prompt, and wait for the prompt to come back; `note` it by its id first."""
+    """Type a command at the prompt and wait for the next prompt; `note` records it first."""
     terminal.check_open()
     if not terminal.integration:
         raise InvalidRequest(
             f"terminal {terminal.id!r} runs {terminal.argv[0]!r}, which does not mark its prompt: "
             "type with send, and read"
         )
-    keystrokes(command, paste=True)  # an error before anything is waited for
+    keystrokes(command, paste=True)  # raises before the wait
     loop = asyncio.get_running_loop()
     deadline = None if timeout is None else loop.time() + timeout
     try:
@@ -98,15 +97,15 @@ async def run_typed(
         run = RunTyped(terminal.id, run_id, command, flight.prompt_end, events, began_at, deadline, max_bytes)
         if note is not None:
             note(run)
-        return await _fly(terminal, flight, run)
+        return await _run_in_flight(terminal, flight, run)
     finally:
         terminal.turn.release()
 
 
-def flight_again(terminal: LiveTerminal, run: RunTyped) -> CommandInFlight | None:
-    """What is known, by what happened in its terminal, of a command that an earlier server typed or was about to.
+def recover_flight(terminal: LiveTerminal, run: RunTyped) -> CommandInFlight | None:
+    """A command that an earlier server typed or was about to type, by the events of its terminal.
 
-    None if that is no longer known.
+    None if the events are no longer kept.
     """
     events = terminal.timeline.after(run.events)
     if events is None:
@@ -121,12 +120,12 @@ def flight_again(terminal: LiveTerminal, run: RunTyped) -> CommandInFlight | Non
         elif event.type == "ended" and event.exit_code is not None:
             flight.ended(event.offset, event.exit_code, terminal.prompts)
         elif event.type == "prompt" and flight.exit_code is not None:
-            flight.prompts = -1  # it came back
+            flight.prompts = -1  # the prompt after it was shown
     return flight
 
 
-async def run_again(terminal: LiveTerminal, flight: CommandInFlight | None, run: RunTyped) -> TerminalCommandEnded:
-    """Wait for the end of such a command."""
+async def resume_run(terminal: LiveTerminal, flight: CommandInFlight | None, run: RunTyped) -> TerminalCommandEnded:
+    """Wait for the end of a command of an earlier server."""
     if flight is None:
         raise SandboxError(
             f"the server was restarted after {_short(run.command)} was typed: read what it printed in the terminal"
@@ -134,10 +133,10 @@ async def run_again(terminal: LiveTerminal, flight: CommandInFlight | None, run:
     if flight.exit_code is not None:
         return await _run(terminal, flight, run)
     async with terminal.turn:
-        return await _fly(terminal, flight, run)
+        return await _run_in_flight(terminal, flight, run)
 
 
-async def _fly(terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped) -> TerminalCommandEnded:
+async def _run_in_flight(terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped) -> TerminalCommandEnded:
     terminal.in_flight = flight
     try:
         return await _run(terminal, flight, run)
@@ -150,24 +149,24 @@ async def _fly(terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped) -
 
 
 async def _empty_line(terminal: LiveTerminal) -> None:
-    """Ctrl-C ends text on the line, lines that go on, and an earlier interrupt that has no effect yet."""
+    """Type Ctrl-C if text is on the line, a command is incomplete, or an interrupt has had no effect yet."""
     if not terminal.typed and not terminal.continuation:
         if terminal.interrupted:
-            # The shell blocks in read(2) by now, where an interrupt takes effect at once. One that ignores
-            # interrupts shows no new prompt, and has none to act on later.
+            # The shell blocks in read(2) by now, where an interrupt takes effect at once. A shell that ignores
+            # interrupts shows no new prompt, and has no interrupt pending.
             await _new_prompt(terminal)
         return
     for _ in range(_INTERRUPTS):
         if await _new_prompt(terminal):
             return
-    raise InvalidRequest(f"terminal {terminal.id!r}: what stands on its line does not go away by Ctrl-C")
+    raise InvalidRequest(f"terminal {terminal.id!r}: Ctrl-C does not remove the text on its line")
 
 
 async def _new_prompt(terminal: LiveTerminal) -> bool:
     before = terminal.prompts
     terminal.interrupt()
     return await terminal.until(
-        lambda: terminal.prompts > before and terminal.is_idle(), INTERRUPT_SECONDS, look=lambda: True
+        lambda: terminal.prompts > before and terminal.is_idle(), INTERRUPT_SECONDS, polls=lambda: True
     )
 
 
@@ -182,24 +181,24 @@ async def _run(terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped) -
     def is_over() -> bool:
         return (flight.exit_code is not None and terminal.prompts > flight.prompts) or terminal.is_over
 
-    def asks_for_more() -> bool:
-        # A continuation prompt shows while a long text is still being read, too: the kernel tells when it is not.
-        return terminal.continuation and flight.start is None and terminal.wants_more()
+    def is_incomplete() -> bool:
+        # A continuation prompt is also shown while a long text is still being read: the kernel is queried.
+        return terminal.continuation and flight.start is None and terminal.is_input_awaited()
 
     left = None if run.deadline is None else max(0.0, run.deadline - loop.time())
     in_time = await terminal.until(
-        lambda: is_over() or asks_for_more(), left, look=lambda: terminal.continuation, over_is_fine=True
+        lambda: is_over() or is_incomplete(), left, polls=lambda: terminal.continuation, over_is_fine=True
     )
     if in_time and not is_over():
         await _new_prompt(terminal)
-        raise InvalidRequest(f"the command is not complete, the shell asks for more of it: {_short(run.command)}")
+        raise InvalidRequest(f"the command is not complete, the shell waits for more of it: {_short(run.command)}")
     if not in_time:
         await _stop(terminal, is_over)
     return _result(terminal, flight, run, timed_out=not in_time)
 
 
 async def _stop(terminal: LiveTerminal, is_over: Callable[[], bool]) -> None:
-    """Ctrl-C as a person would, then ever harder on what runs in front. The shell itself stays."""
+    """Stop the foreground by Ctrl-C, TERM and KILL, in this order. The shell itself stays."""
     terminal.interrupt()
     for number in (signal.SIGTERM, signal.SIGKILL):
         if await terminal.until(is_over, terminal.grace, over_is_fine=True):
@@ -218,11 +217,11 @@ def _result(
     elif run.command.strip():
         start = _line_end(terminal, flight.prompt_end, end)
     else:
-        start = end  # nothing runs: zsh alone prints here, to begin its prompt on a new line
+        start = end  # nothing runs; zsh prints here, to begin its prompt on a new line
     output, truncated = log.tail(start, end, run.max_bytes)
     code = flight.exit_code
     if timed_out:
-        code = TIMED_OUT
+        code = EXIT_TIMED_OUT
     elif code is None:
         status = terminal.process.status
         code = status.exit_code if status is not None else 0
@@ -242,13 +241,13 @@ def _result(
 
 
 def _line_end(terminal: LiveTerminal, start: int, end: int) -> int:
-    """Where the echo of a line ends that never ran."""
+    """The offset of the end of the echo of a line that never ran."""
     log = terminal.process.logs[2]
     shown = log.read(start, end - start)
     for mark in (_LINE_IS_OVER, b"\r\n"):
-        place = shown.find(mark)
-        if place >= 0:
-            return start + place + len(mark)
+        at = shown.find(mark)
+        if at >= 0:
+            return start + at + len(mark)
     return start
 
 

@@ -1,7 +1,7 @@
-"""What to execute and which files to write so that an interactive bash or zsh prints OSC 133 marks at its prompts.
+"""The command line and the files with which an interactive bash or zsh prints OSC 133 marks at its prompts.
 
-A terminal knows its prompt and the end of a command by them; the user's own files, prompt and hooks stay in charge.
-Pure text: nothing here touches the operating system, and the shell needs no file any more at its first prompt.
+A terminal gets its prompt and the end of a command from the marks; the user's own files, prompt and hooks keep
+working. Pure: nothing here touches the operating system, and the shell has read all files at its first prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LOGIN_FLAGS = frozenset({"-l", "--login"})
 _FLAGS = _LOGIN_FLAGS | {"-i"}
 
 
-class Integrated(NamedTuple):
+class IntegratedShell(NamedTuple):
     """A shell that prints marks: the files go into a private directory (0700, files 0600) of the shell's user."""
 
     kind: Literal["bash", "zsh"]
@@ -32,17 +32,17 @@ def integrate(
     nonce: str,
     login: bool,
     environment: Mapping[str, str],
-) -> Integrated | None:
-    """How to start the shell at `path` with marks; None for a program, or a use of a shell, that cannot have them.
+) -> IntegratedShell | None:
+    """The integration of the shell at `path`; None for other programs, and for arguments that rule it out.
 
-    `environment` is what the shell will get; `env` of the answer is set on top of it.
+    `environment` is the shell's environment; `env` of the result is added to it.
     """
     flags = argv[1:]
     if not argv or not _FLAGS.issuperset(flags):
         return None
     dashed = argv[0].startswith("-")
     login = login or dashed or not _LOGIN_FLAGS.isdisjoint(flags)
-    # The dash of argv[0] already says login; a plain shell started so has no flag either.
+    # The dash of argv[0] already means login, without a flag.
     login_flag = ("--login",) if login and not dashed else ()
     interactive = ("-i",) if "-i" in flags else ()
     match os.path.basename(path):
@@ -54,18 +54,20 @@ def integrate(
             rc = _BASH_HOOKS.replace("@NONCE@", nonce) + _BASH_INTERACTIVE_FILES + _BASH_START
             # bash reads the distribution's rc file itself, if it was built to, and then ours in place of ~/.bashrc.
             options = ("--rcfile", os.path.join(directory, "rc"), *interactive, "+H")
-            return Integrated("bash", (argv[0], *options), {}, {"rc": rc})
+            return IntegratedShell("bash", (argv[0], *options), {}, {"rc": rc})
         case "zsh":
             flag = ("-l",) if login_flag else ()
             zshenv = _ZSH_ENV.replace("@NONCE@", nonce).replace("@ZDOTDIR@", _restored("ZDOTDIR", environment))
-            return Integrated("zsh", (argv[0], *flag, *interactive), {"ZDOTDIR": directory}, {".zshenv": zshenv})
+            return IntegratedShell(
+                "zsh", (argv[0], *flag, *interactive), {"ZDOTDIR": directory}, {".zshenv": zshenv}
+            )
         case _:
             return None
 
 
 def _login_bash(
     name: str, flags: tuple[str, ...], directory: str, nonce: str, environment: Mapping[str, str]
-) -> Integrated:
+) -> IntegratedShell:
     """A login bash reads a file of our choice in POSIX mode alone: if interactive, the one that $ENV names."""
     undo = [
         "set +o posix +H",
@@ -80,7 +82,7 @@ def _login_bash(
     rc = "\n".join(undo) + "\n" + _BASH_HOOKS.replace("@NONCE@", nonce) + _BASH_LOGIN_FILES + _BASH_START
     # bash expands the value of ENV, but not what the expansion gives: so any path is safe in a variable of its own.
     env = {"ENV": "$_hold_rc", "_hold_rc": os.path.join(directory, "rc")}
-    return Integrated("bash", (name, "--posix", *flags), env, {"rc": rc})
+    return IntegratedShell("bash", (name, "--posix", *flags), env, {"rc": rc})
 
 
 def _restored(variable: str, environment: Mapping[str, str]) -> str:
@@ -89,17 +91,17 @@ def _restored(variable: str, environment: Mapping[str, str]) -> str:
     return f"unset {variable}"
 
 
-# Where things are, in bash:
-# - PROMPT_COMMAND[0] is `_hold_first;#USER`, USER being the user's own element 0, as a comment: what looks for a
-#   command in $PROMPT_COMMAND, or adds to its text, goes on working. Element 1 runs it, so that $? and PIPESTATUS
+# The variables of bash:
+# - PROMPT_COMMAND[0] is `_hold_first;#USER`, USER being the user's own element 0, as a comment: scripts that search
+#   $PROMPT_COMMAND for a command, or append to its text, keep working. Element 1 runs it, so that $? and PIPESTATUS
 #   are the command's (bash restores both between elements). If USER has several lines, and before bash 5.1, which
-#   knows no array here, it is `_hold_first`, USER and `_hold_last`, one below the other.
+#   has no array here, it is `_hold_first`, USER and `_hold_last`, one below the other.
 # - PROMPT_COMMAND[999] is `_hold_last`, out of the reach of `PROMPT_COMMAND=x`; what `+=(x)` adds comes at 1000.
 # - PS1 and PS0 name variables and not the nonce: exported, they are empty words in another shell. They also put
 #   `_hold_last` back after `unset PROMPT_COMMAND`, and PS1 prints D if no hook did.
 # - _hold_m is an array, since no array is ever exported, not even if assigned under `set -a`. 5 and 6: the halves
 #   of D; 7: bash 5.1 or newer; 8: all prompts as we left them; 9: 1 while D is still to be printed.
-# - _hold_t has every text that we put around a prompt, to find it again in whatever the user made of it.
+# - _hold_t has every text that was put around a prompt, to find it again in a prompt that the user has changed.
 # The hooks run at each prompt: no forks, no redirected blocks (10 us each), few commands if nothing changed.
 _BASH_HOOKS = r"""
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)); then
@@ -126,7 +128,7 @@ _hold_first() {
   fi
   _hold_m[9]=
   builtin printf '%s' "${_hold_m[5]}$_hold_s${_hold_m[6]}" >&2
-  # What follows in the same text sees the status; under errexit it would end the shell.
+  # The rest of the same text gets the status; under errexit it would end the shell.
   [[ $- == *e* ]] || return "$_hold_s"
 }
 _hold_last() {
@@ -242,10 +244,10 @@ _BASH_INTERACTIVE_FILES = r"""
 _BASH_START = "_hold_start\n"
 
 # In zsh a function named precmd runs before those of precmd_functions, and the list is read after it has run: so
-# `_hold_first`, at the head of both, puts the hooks back if one of the two was replaced. zsh marks a line without
-# an end (PROMPT_SP) before any hook; to have D come first, PROMPT_CR, without which it does not, is off while a
-# command runs. What must outlast a hook (an option), or runs at each prompt, stands in functions that keep the
-# user's options; the others begin with `emulate -L zsh`.
+# `_hold_first`, at the head of both, restores the hooks if one of the two was replaced. zsh marks a line without
+# an end (PROMPT_SP) before any hook; so that D comes first, PROMPT_CR, which PROMPT_SP needs, is off while a
+# command runs. Code with an effect that must outlast a hook (an option), or that runs at each prompt, is in
+# functions that keep the user's options; the others begin with `emulate -L zsh`.
 _ZSH_ENV = r"""
 @ZDOTDIR@
 setopt no_bang_hist
@@ -355,7 +357,7 @@ _hold_prompt() {
     builtin print -rnu $_hold_fd -- "${${_hold_a#%\{}%\%\}}${${_hold_b#%\{}%\%\}}"
   fi
 }
-# What zsh runs of itself right before the first prompt, whatever .zshrc did to the hooks.
+# Run by zsh right before the first prompt, even if .zshrc has removed the hooks.
 _hold_late() {
   if [[ -z $_hold_ps1 ]]; then
     _hold_first
@@ -363,7 +365,7 @@ _hold_late() {
   fi
   unfunction _hold_late
 }
-# zsh asks a user without any file whether to make some; a terminal that nobody watches would wait for an answer.
+# zsh offers a user without any file to make some, and would block until a key is typed.
 zsh-newuser-install() { : _hold_due }
 [[ ! -r ${ZDOTDIR-$HOME}/.zshenv ]] || . "${ZDOTDIR-$HOME}/.zshenv"
 _hold_place

@@ -1,7 +1,7 @@
-"""What happened in a terminal and when: the events between the bytes of its output, and the bytes' times. Pure.
+"""The events between the bytes of a terminal's output, and the times of the bytes. Pure.
 
-A position counts one for each byte and one for each event before it. So a single number says how far a reader has
-come in both, it only grows, every value is a place to read on from, and reading needs no state on this side:
+A position counts one for each byte and one for each event before it. So a single number is the progress of a reader
+in both, it only grows, a read can begin at every value, and the server keeps no state of readers:
 
     bytes    h e l l o          w o
     events            [prompt]      [resize]
@@ -19,18 +19,18 @@ from holdfast.errors import InvalidParams
 from holdfast.types import TerminalEvent, TerminalEventType, TerminalRead, TerminalSize, TerminalState
 
 if TYPE_CHECKING:
-    from holdfast.runtime.durability.records import Happened
+    from holdfast.runtime.durability.records import TerminalEventRecord
 
-#: Times of output that are kept; of more, the older half gets coarser. 16 bytes each.
+#: Times of output that are kept, 16 bytes each; beyond this number the older half gets coarser.
 MAX_TIMES: Final = 32_768
-#: Output within so many seconds has one time.
+#: Output within this many seconds has one time.
 _TIME_STEP: Final = 0.001
-#: What one read returns at most.
+#: The most events of one read.
 _MAX_EVENTS: Final = 4_096
 
 
-class Log(Protocol):
-    """The bytes: `runtime.output_log.OutputLog`, or a fake of it."""
+class ReadableLog(Protocol):
+    """The part of `OutputLog` that a timeline reads."""
 
     end: int
     lost_start: int
@@ -39,10 +39,10 @@ class Log(Protocol):
     def read(self, offset: int, length: int) -> bytes: ...
 
 
-class Event(NamedTuple):
+class TimelineEvent(NamedTuple):
     """One event as it is kept."""
 
-    #: Its own place: events before it and bytes before it.
+    #: The number of events and bytes before it.
     position: int
     offset: int
     timestamp: float
@@ -64,25 +64,25 @@ class Timeline:
 
     def __init__(self, max_events: int) -> None:
         self._limit = max_events
-        self._events: list[Event] = []
+        self._events: list[TimelineEvent] = []
         self._dropped = 0
-        #: Positions before this one can no longer be told apart.
+        #: Events before this position were dropped, so earlier positions have no known offset.
         self._horizon = 0
         self._offsets = array("Q")
         self._times = array("d")
-        #: The time of the latest; a clock that is set back does not turn the order round.
+        #: The latest time; a clock that is set back does not reverse the order.
         self._now = 0.0
         self.state: TerminalState = "RUNNING"
-        #: Told of each event, before anybody reads it.
-        self.on_add: Callable[[Event], None] | None = None
+        #: Called with each event, before it can be read.
+        self.on_add: Callable[[TimelineEvent], None] | None = None
 
     @property
     def count(self) -> int:
-        """How many events there were."""
+        """The number of events so far."""
         return self._dropped + len(self._events)
 
-    def after(self, count: int) -> list[Event] | None:
-        """What happened after the first so many events; None if some of it is no longer known."""
+    def after(self, count: int) -> list[TimelineEvent] | None:
+        """The events after the first `count`; None if some of them were dropped."""
         return None if count < self._dropped else self._events[count - self._dropped :]
 
     def add(
@@ -98,12 +98,14 @@ class Timeline:
         reason: str = "",
         cwd: str | None = None,
     ) -> int:
-        """Note an event at this offset of the output; returns the position after it."""
+        """Add an event at this offset of the output; returns the position after it."""
         position = offset + self.count
         timestamp = self._now = max(timestamp, self._now)
         if self._times and timestamp > self._times[-1]:
-            self._sample(offset, timestamp)  # what is behind it is not older than it
-        event = Event(position, offset, timestamp, type, self.state, payload, exit_code, prompt, size, reason, cwd)
+            self._sample(offset, timestamp)  # output after the event is not older than the event
+        event = TimelineEvent(
+            position, offset, timestamp, type, self.state, payload, exit_code, prompt, size, reason, cwd
+        )
         self._events.append(event)
         if self.on_add is not None:
             self.on_add(event)
@@ -115,11 +117,11 @@ class Timeline:
         return position + 1
 
     def skip(self, count: int, horizon: int) -> None:
-        """So many events had happened that are no longer known, up to this position."""
+        """Begin after `count` events that are no longer kept, up to the position `horizon`."""
         self._dropped, self._horizon = count, horizon
 
-    def replay(self, event: Happened) -> None:
-        """Note an event that was noted before, by another server."""
+    def replay(self, event: TerminalEventRecord) -> None:
+        """Add an event that an earlier server recorded."""
         self.state = event.state
         self.add(
             event.type,
@@ -134,7 +136,7 @@ class Timeline:
         )
 
     def note_output(self, offset: int, timestamp: float) -> None:
-        """What is printed from this offset on was printed at this time."""
+        """Record the time of the output from this offset on."""
         timestamp = self._now = max(timestamp, self._now)
         if not self._times or timestamp - self._times[-1] >= _TIME_STEP:
             self._sample(offset, timestamp)
@@ -147,18 +149,36 @@ class Timeline:
             for samples in (self._offsets, self._times):
                 del samples[1:half:2]
 
-    def token(self, log: Log) -> int:
+    def token(self, log: ReadableLog) -> int:
         """The position after everything so far."""
         return log.end + self.count
 
     def position_of(self, offset: int) -> int:
-        """Where the byte at this offset stands, before the events that happened there."""
+        """The position of the byte at this offset, before the events at the same offset."""
         return offset + self._dropped + bisect_left(self._events, offset, key=_offset)
 
+    def offset_of(self, position: int) -> int:
+        """The offset of the first byte after a position."""
+        position = max(position, self._horizon)
+        return position - self._dropped - bisect_left(self._events, position, key=_position)
+
+    def unfinished_line(self, log: ReadableLog, max_bytes: int) -> bytes:
+        """The output after the last line end, at most `max_bytes`; empty after a prompt or the end of a command."""
+        start = max(0, log.end - max_bytes)
+        for event in reversed(self._events):
+            if event.offset < start:
+                break
+            if event.type in _LINE_BOUNDARIES or event.state in ("CLOSED", "ERROR"):
+                start = event.offset
+                break
+        if start < log.lost_end:
+            start = min(log.lost_end, log.end)
+        return log.read(start, log.end - start).rpartition(b"\n")[2]
+
     def read(
-        self, log: Log, since: int, max_bytes: int, *, timing: bool = False, marks: bool = False
+        self, log: ReadableLog, since: int, max_bytes: int, *, timing: bool = False, marks: bool = False
     ) -> TerminalRead:
-        """What came after `since`, up to `max_bytes` of output. `timing` gives each time its own event."""
+        """Output and events after `since`, up to `max_bytes` of output. `timing` gives each time its own event."""
         if since < 0:
             raise InvalidParams(f"since {since}: must not be negative")
         found: list[TerminalEvent] = []
@@ -177,10 +197,10 @@ class Timeline:
                 if event is None:
                     break
                 number += 1
-                found.append(_told(event, marks))
+                found.append(_public_event(event, marks))
                 continue
             if log.lost_start <= offset < log.lost_end:
-                # Events that happened there are kept: the gap ends where the next one stands.
+                # Events within the lost range are kept: the gap ends at the next one.
                 end = min(log.lost_end, stop)
                 found.append(self._gap(offset + number, end + number, end))
                 offset, truncated = end, True
@@ -231,19 +251,21 @@ class Timeline:
         return self._offsets[index] if index < len(self._offsets) else (1 << 63)
 
 
-def _position(event: Event) -> int:
+def _position(event: TimelineEvent) -> int:
     return event.position
 
 
-def _offset(event: Event) -> int:
+def _offset(event: TimelineEvent) -> int:
     return event.offset
 
 
-#: The convention's own marks, for readers that ask for them.
+#: Events after which the output begins a line of its own.
+_LINE_BOUNDARIES: Final = ("ended", "prompt", "continuation")
+#: The marks of OSC 133, for readers with `marks`.
 _MARKS: Final[dict[str, bytes]] = {"promptStart": b"A", "prompt": b"B", "command": b"C"}
 
 
-def _told(event: Event, marks: bool) -> TerminalEvent:
+def _public_event(event: TimelineEvent, marks: bool) -> TerminalEvent:
     more: dict[str, Any] = {}
     if event.type == "prompt":
         more["prompt_detected"] = True

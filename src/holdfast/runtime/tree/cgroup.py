@@ -1,10 +1,10 @@
-"""A cgroup for each process that lives long enough to be worth one. Touches the cgroup file systems.
+"""A cgroup for each process that is not short-lived. Touches the cgroup file systems.
 
-Membership cannot be shed: not by a double fork, not by another user, not by resetting limits. So the pids of a
-cgroup join those that the process tree finds, and version 2 kills them all at once (`cgroup.kill`).
+A process cannot leave its cgroup by a double fork, by a change of user or by a reset of limits. So the pids of a
+cgroup are added to those that the process tree finds, and version 2 kills them all at once (`cgroup.kill`).
 
-Moving a process waits for a grace period of the kernel's RCU, 5 to 20 ms each (measured), so it happens on one
-thread, beside the event loop, and only for processes that are still there after a moment.
+To move a process waits for a grace period of the kernel's RCU, 5 to 20 ms each (measured), so one thread beside the
+event loop does it, and only for processes that still run after a moment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.tree.process_tree import Tree
     from holdfast.types import Confinement
 
-#: Most commands are over before this; moving them would be work for nothing.
+#: Most commands end before this and are not moved.
 JOIN_AFTER_SECONDS: Final = 0.25
 _PROCS_BYTES: Final = 64 * 1024
 
@@ -34,52 +34,48 @@ _PROCS_BYTES: Final = 64 * 1024
 class Cgroup:
     """The cgroup of one process. It exists from the first `join`."""
 
-    __slots__ = ("_busy", "_limiting", "_path", "joined_at")
+    __slots__ = ("_busy", "_limiting", "joined_at", "path")
 
     def __init__(self, path: str, limiting: Sequence[str] = (), busy: set[str] | None = None) -> None:
-        """`limiting` are directories of the same in other hierarchies, which limit it (`resource_groups`). What
-        somebody is in when it is given back goes to `busy`."""
-        self._path = path
+        """`limiting` are its directories in other hierarchies, with limits (`resource_groups`). A directory that
+        still has members when it is removed is added to `busy`."""
+        self.path = path
         self._limiting = tuple(limiting)
         self._busy = busy
-        #: By the monotonic clock: what its process forked later is inside.
+        #: By the monotonic clock: later forks of the process are inside.
         self.joined_at: float | None = None
 
     def join(self, pid: int) -> None:
-        """Move a process in; its later children are born inside. Blocks: call it on the thread."""
+        """Move a process in; its later children start inside. Blocks: call it on the thread."""
         try:
-            # With the one above it: once our keeper is gone, a server that starts elsewhere takes that for stale.
-            os.makedirs(self._path)
-            _write(f"{self._path}/cgroup.procs", b"%d" % pid)
+            # With its parent, which another server may have removed as stale after the keeper was killed.
+            os.makedirs(self.path)
+            _write(f"{self.path}/cgroup.procs", b"%d" % pid)
             self.joined_at = time.monotonic()
         except OSError:
-            self.remove()  # the process is gone, or not ours to move: the tree finds it all the same
-
-    @property
-    def path(self) -> str:
-        return self._path
+            self.remove()  # the process ended, or may not be moved: the process tree finds it anyway
 
     @property
     def name(self) -> str:
-        return os.path.basename(self._path)
+        return os.path.basename(self.path)
 
     @property
     def directories(self) -> tuple[tuple[str, bool], ...]:
-        """All that a process is to be in, and whether it limits it: then it must be."""
-        return tuple((path, path in self._limiting) for path in dict.fromkeys((self._path, *self._limiting)))
+        """Every directory to join, and whether it has limits: then a failure to join is an error."""
+        return tuple((path, path in self._limiting) for path in dict.fromkeys((self.path, *self._limiting)))
 
     def take(self, pid: int) -> None:
-        """Move in one that another keeper had; it may have ended meanwhile."""
+        """Move in a process of another keeper, if it still runs."""
         with contextlib.suppress(OSError):
-            os.makedirs(self._path, exist_ok=True)
-            _write(f"{self._path}/cgroup.procs", b"%d" % pid)
+            os.makedirs(self.path, exist_ok=True)
+            _write(f"{self.path}/cgroup.procs", b"%d" % pid)
 
     def exists(self) -> bool:
-        return os.path.isdir(self._path)
+        return os.path.isdir(self.path)
 
     def pids(self) -> list[int]:
         try:
-            fd = os.open(f"{self._path}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(f"{self.path}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return []
         pids = b""
@@ -87,18 +83,18 @@ class Cgroup:
             while piece := os.read(fd, _PROCS_BYTES):
                 pids += piece
         except OSError:
-            return []  # removed meanwhile
+            return []  # removed
         finally:
             os.close(fd)
         return [int(line) for line in pids.splitlines()]
 
     def kill(self) -> None:
-        """KILL to every member at once, where the kernel can (version 2, since 5.14)."""
+        """Send KILL to every member at once, where the kernel supports it (version 2, since 5.14)."""
         with contextlib.suppress(OSError):
-            _write(f"{self._path}/cgroup.kill", b"1")
+            _write(f"{self.path}/cgroup.kill", b"1")
 
     def remove(self) -> None:
-        """Give it back; refused while somebody is in it, and then tried again by whoever ends them."""
+        """Remove the directories; one that still has members is removed later (`busy`)."""
         for directory, _ in self.directories:
             try:
                 os.rmdir(directory)
@@ -108,22 +104,21 @@ class Cgroup:
 
 
 class Cgroups:
-    """Makes cgroups below one of our own, and moves processes into them in the background."""
+    """Makes cgroups below one of the server, and moves processes into them in the background."""
 
     def __init__(self, parent: str) -> None:
         self.parent = parent
         self._limits = ResourceGroups(os.path.basename(parent))
-        #: Directories that were to be removed while a process was at its end in them.
+        #: Directories that could not be removed because a process was exiting in them.
         self._busy: set[str] = set()
-        self._made = 0
         self._loop = asyncio.get_running_loop()
-        self._young: deque[tuple[float, Tree, int | None]] = deque()
+        self._young: deque[tuple[float, Tree, int]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-cgroup")
 
     @classmethod
     def open(cls, keeper: int | None = None) -> Cgroups | None:
-        """Ours, or None where no cgroup can be written. All servers of one keeper have the same."""
+        """Open the server's cgroup; None where none is writable. All servers of one keeper share it."""
         for mount, path in _hierarchies():
             name = f"holdfast-{os.getpid()}-{secrets.token_hex(4)}" if keeper is None else _name_of(keeper)
             parent = f"{mount}{path.rstrip('/')}/{name}"
@@ -135,22 +130,21 @@ class Cgroups:
 
     @property
     def kind(self) -> str:
-        """For people: what a kill does here."""
+        """How a tree is killed, for status output."""
         return "cgroup.kill" if os.path.exists(f"{self.parent}/cgroup.kill") else "cgroup"
 
     def inherit(self, keeper: int) -> None:
-        """What was in the cgroups of a keeper that was killed is in ours, under the same names."""
+        """Move the members of a killed keeper's cgroups to cgroups of the same names here."""
         for former in former_cgroups(keeper):
             own = Cgroup(f"{self.parent}/{former.name}")
             for pid in former.pids():
                 own.take(pid)
         remove_former(keeper)
 
-    def make(self, confinement: Confinement, key: int | None) -> Cgroup:
-        """A cgroup for a process that is about to start, with the limits of all that it will be, if it has some."""
+    def make(self, confinement: Confinement, key: int) -> Cgroup:
+        """Make a cgroup for a process that is about to start, with the limits of its whole tree."""
         self._remove_busy()
-        self._made += 1
-        name = str(self._made if key is None else key)
+        name = str(key)
         own = Cgroup(f"{self.parent}/{name}")
         try:
             os.makedirs(f"{self.parent}/{name}", exist_ok=True)
@@ -162,23 +156,20 @@ class Cgroups:
         return limited
 
     def _remove_busy(self) -> None:
-        """Those that nobody is in any more; the kernel tells nobody when that comes about."""
+        """Retry the removal of busy directories; the kernel has no event for the last exit."""
         busy = list(self._busy)
         self._busy.clear()
         for directory in busy:
             Cgroup(directory, busy=self._busy).remove()
 
-    def join_later(self, tree: Tree, key: int | None = None) -> None:
-        """Give a process a cgroup once it has lived for a while. One timer serves all that wait.
-
-        `key` names its cgroup, so that the next server finds it.
-        """
+    def join_later(self, tree: Tree, key: int) -> None:
+        """Move a process after a delay; one timer serves all. `key` names the cgroup, also for later servers."""
         self._young.append((self._loop.time() + JOIN_AFTER_SECONDS, tree, key))
         if self._timer is None:
             self._timer = self._loop.call_later(JOIN_AFTER_SECONDS, self._join_due)
 
     def rejoin(self, tree: Tree, key: int) -> None:
-        """The same for a process of an earlier server, which may have its cgroup."""
+        """Find the cgroup of a process of an earlier server, or move the process to one later."""
         found = Cgroup(f"{self.parent}/{key}", self._limits.existing(str(key)), self._busy)
         if found.exists():
             tree.cgroup = found
@@ -191,9 +182,8 @@ class Cgroups:
         while self._young and self._young[0][0] <= now:
             _, tree, key = self._young.popleft()
             if tree.leader_lives:
-                self._made += 1
-                tree.cgroup = Cgroup(f"{self.parent}/{self._made if key is None else key}")
-                # Without a pid for the thread it waits for the next: until then the tree is enough to find it.
+                tree.cgroup = Cgroup(f"{self.parent}/{key}")
+                # Without a pid for the thread, the next move starts it; the process tree suffices until then.
                 with contextlib.suppress(RuntimeError):
                     self._thread.submit(tree.cgroup.join, tree.leader)
         if self._young:
@@ -208,7 +198,7 @@ class Cgroups:
 
 
 def _hierarchies() -> Iterator[tuple[str, str]]:
-    """Where we are in each hierarchy that may serve: version 2 first, then the version 1 freezer."""
+    """Yield mount point and path of the server in each usable hierarchy: version 2, then the version 1 freezer."""
     mounts: dict[str, str] = {}
     with open("/proc/self/mountinfo") as file:
         for line in file:
@@ -227,7 +217,7 @@ def _hierarchies() -> Iterator[tuple[str, str]]:
 
 
 def former_cgroups(keeper: int) -> list[Cgroup]:
-    """The cgroups of processes whose keeper had this pid; none if somebody has it."""
+    """Return the cgroups of a dead keeper with this pid; none if a process has the pid."""
     found: list[Cgroup] = []
     if os.path.exists(f"/proc/{keeper}"):
         return found
@@ -240,7 +230,7 @@ def former_cgroups(keeper: int) -> list[Cgroup]:
 
 
 def remove_former(keeper: int) -> None:
-    """Give them back, and the one above them."""
+    """Remove the cgroups of a dead keeper and their parent."""
     if not os.path.exists(f"/proc/{keeper}"):
         for mount, path in _hierarchies():
             _remove_below(f"{mount}{path.rstrip('/')}/{_name_of(keeper)}")
@@ -251,7 +241,7 @@ def _name_of(keeper: int) -> str:
 
 
 def _sweep(directory: str) -> None:
-    """Remove what servers left that were killed; a cgroup that somebody is in stays."""
+    """Remove the cgroups of killed servers; one with members stays."""
     for name in os.listdir(directory):
         prefix, _, rest = name.partition("-")
         pid = rest.partition("-")[0]
@@ -263,7 +253,7 @@ def _remove_below(parent: str) -> None:
     try:
         names = os.listdir(parent)
     except FileNotFoundError:
-        return  # swept by another server: its keeper is gone, or it does not see our pid
+        return  # removed by another server: the keeper is gone, or in another pid namespace
     for name in names:
         if os.path.isdir(f"{parent}/{name}"):
             Cgroup(f"{parent}/{name}").remove()

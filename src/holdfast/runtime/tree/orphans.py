@@ -1,6 +1,6 @@
-"""Reaps processes that became our children because their parent died: as subreaper we must, or they stay zombies.
+"""Reaps orphans that became children of the server, the child subreaper: without it they would stay zombies.
 
-Touches waitid of children that are no leaders of ours; leaders are reaped where their exit is told.
+Calls waitid for children that are not leaders; the process object reaps its leader when it records the exit.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final
 from holdfast.runtime.libc import become_subreaper, child_signals
 from holdfast.runtime.output.poller import Poller
 
-#: A zombie costs nothing for so long, and by then the leaders among the ended are out of the way.
+#: A delay in which a zombie costs little, and after which ended leaders are mostly reaped.
 GATHER_SECONDS: Final = 0.5
-#: One signal as signalfd(2) tells it. Signals of one kind that wait are one.
+#: The size of one signal from signalfd(2). Pending signals of one kind are merged.
 SIGNALFD_SIGINFO_BYTES: Final = 128
 
 
 class OrphanReaper:
-    """Makes us the parent of orphans among our descendants, and reaps them as they end."""
+    """Makes the server the subreaper of its descendants, and reaps the orphans as they end."""
 
     def __init__(self, leaders: Callable[[], Container[int]], poller: Poller) -> None:
         become_subreaper()
@@ -50,21 +50,21 @@ class OrphanReaper:
             self._timer = self._loop.call_later(GATHER_SECONDS, self.reap)
 
     def reap(self) -> None:
-        """Take every ended child that is not a leader."""
+        """Reap every ended child that is not a leader."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         leaders = self._leaders()
         while True:
             try:
-                # Look first and take then: the status of a leader is not ours to take.
+                # WNOWAIT first: the status of a leader must not be consumed here.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
             if ended is None:
                 return
             if ended.si_pid in leaders:
-                # The kernel shows the first one only, and this one waits for its last output to be read.
+                # waitid returns the first zombie only, and this leader waits until its last output is stored.
                 self._reap_soon()
                 return
             os.waitpid(ended.si_pid, 0)

@@ -1,9 +1,9 @@
-"""One look at every process of the machine, and the questions that a kill asks of it. Reads /proc only.
+"""The process table of the machine, and the descendants of a process in it. Reads /proc only.
 
-Three threads lead from a process to what it started: children to parents; the session; and the mark. The mark is a
-soft RLIMIT_RTTIME that no other process has: it survives fork, exec, setsid, a double fork and `env -i`, it can be
-read of any process in /proc/PID/limits, and it limits nothing (over a hundred thousand years of real-time
-scheduling). A login (su, through pam_limits) resets it; the cgroup, where there is one, still holds those.
+Descendants are found by parent, by session and by mark. The mark is a soft RLIMIT_RTTIME that no other process has:
+it survives fork, exec, setsid, a double fork and `env -i`, it is readable in /proc/PID/limits, and it limits
+nothing (over a hundred thousand years of real-time scheduling). A login (su, through pam_limits) resets it; the
+cgroup, where there is one, still contains those processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.errors import ResourceExhausted
 #: Marks are large so that they limit nothing, and below 2**63 so that the kernel and Python agree on them.
 MARK_BASE: Final = 1 << 62
 _MARK_DIGITS: Final = 19
-#: Marks where the limit cannot; `env -i` sheds it.
+#: The mark where the limit cannot be set; `env -i` removes it.
 MARK_VARIABLE: Final = "HOLDFAST_MARK"
 _MORE_THAN_ANY_PID: Final = 1 << 23
 _LIMITS_LINE: Final = re.compile(rb"^Max realtime timeout +([0-9]{1,19}) ", re.MULTILINE)
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
 
 class Row(Protocol):
-    """What a table must know of a process."""
+    """The fields of a process that a table needs."""
 
     @property
     def parent(self) -> int: ...
@@ -57,17 +57,17 @@ RowT = TypeVar("RowT", bound=Row)
 
 
 def new_mark() -> int:
-    """A mark for one process."""
+    """Return a new mark for one process."""
     return MARK_BASE | secrets.randbits(61)
 
 
 def limits_can_mark() -> bool:
-    """Whether our hard limit leaves room for marks; where it does not, an environment variable marks."""
+    """Whether the server's hard limit permits marks; where it does not, an environment variable is the mark."""
     return resource.getrlimit(resource.RLIMIT_RTTIME)[1] == resource.RLIM_INFINITY
 
 
 def read_mark(pid: int) -> int | None:
-    """The mark that this process carries, if it has one."""
+    """Return the mark of a process, or None."""
     return _read_limit_mark(pid) if limits_can_mark() else _read_environment_mark(pid)
 
 
@@ -76,14 +76,14 @@ def _read_environment_mark(pid: int) -> int | None:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return mark_in_environment(file.read())
     except OSError:
-        return None  # gone, or another user's
+        return None  # ended, or of another user
 
 
 def mark_in_environment(text: bytes) -> int | None:
-    """The mark among variables, each of which ends with a NUL."""
+    """Return the mark among variables that end with a NUL."""
     prefix = f"{MARK_VARIABLE}=".encode()
     marks = [variable.removeprefix(prefix) for variable in text.split(b"\0") if variable.startswith(prefix)]
-    # A program may have put anything there, and Python refuses to read numbers of thousands of digits.
+    # A program may have set any text, and Python refuses to parse numbers of thousands of digits.
     return int(marks[-1]) if marks and marks[-1].isdigit() and len(marks[-1]) <= _MARK_DIGITS else None
 
 
@@ -96,26 +96,26 @@ def _read_limit_mark(pid: int) -> int | None:
 
 
 def mark_in_limits(text: bytes) -> int | None:
-    """The mark in what /proc/PID/limits says."""
+    """Return the mark in the text of /proc/PID/limits."""
     found = _LIMITS_LINE.search(text)
     return None if found is None else int(found[1])
 
 
 def stat_fields(text: bytes) -> list[bytes]:
-    """The fields of /proc/PID/stat behind the name, the state first.
+    """Return the fields of /proc/PID/stat after the name, the state first.
 
-    The name in parentheses may hold anything, parentheses included: the fields start behind the last one.
+    The name in parentheses may contain parentheses: the fields start after the last one.
     """
     return text[text.rindex(b")") + 2 :].split(b" ", 20)
 
 
 def read_entry(pid: int) -> Entry | None:
-    """One process, or None if there is none."""
+    """Return one process, or None if it does not exist."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise  # not seeing a process is not the same as its not being there
+            raise  # without a descriptor the process may still exist
         return None
     try:
         text = os.read(fd, 512)
@@ -128,7 +128,7 @@ def read_entry(pid: int) -> Entry | None:
 
 
 def newest_pids() -> list[int]:
-    """Every pid in the order in which the kernel gave them, the last first; it goes round at its highest."""
+    """Return every pid, the latest first; the kernel assigns pids in order and wraps at the highest."""
     pids = [int(name) for name in os.listdir("/proc") if name[0].isdecimal()]
     with open("/proc/loadavg", "rb") as file:
         last = int(file.read().split()[4])
@@ -136,17 +136,17 @@ def newest_pids() -> list[int]:
 
 
 class ProcessTable(Generic[RowT]):
-    """All processes at one moment. What is derived of them is worked out once, for all who ask."""
+    """All processes at one moment. Derived tables are computed once, at the first use."""
 
     def __init__(self, entries: dict[int, RowT], *, complete: bool = True) -> None:
         self.entries = entries
-        #: False if a process that nobody had seen before was gone when we came to it: it may have forked another.
+        #: False if a new process had ended before its entry was read: it may have forked another.
         self.complete = complete
         self._marks: dict[int, int | None] = {}
 
     @staticmethod
     def read(seen: Container[int] = ()) -> ProcessTable[Entry]:
-        """One open, read and close for each process: about 10 us. `seen` are pids of an earlier table."""
+        """Read the table: about 10 us for each process. `seen` are pids of an earlier table."""
         pids = newest_pids()
         entries = {pid: entry for pid in pids if (entry := read_entry(pid)) is not None}
         return ProcessTable(entries, complete=all(pid in entries or pid in seen for pid in pids))
@@ -167,7 +167,7 @@ class ProcessTable(Generic[RowT]):
 
     @cached_property
     def adopted(self) -> list[int]:
-        """Where our descendants are found whose parent died: the children of us, of our ancestors and of init."""
+        """The possible orphans of this server: the children of the server, of its ancestors and of init."""
         adopters = {1}
         pid = os.getpid()
         while pid in self.entries and pid not in adopters:
@@ -176,7 +176,7 @@ class ProcessTable(Generic[RowT]):
         return [child for adopter in adopters for child in self.children.get(adopter, ())]
 
     def carries(self, pid: int, mark: int) -> bool:
-        """Whether a process descends from the one that was given this mark."""
+        """Whether a process has this mark, so descends from the process that got it."""
         if pid not in self._marks:
             self._marks[pid] = read_mark(pid)
         return self._marks[pid] == mark
@@ -190,11 +190,11 @@ class ProcessTable(Generic[RowT]):
         others: Container[int] = (),
         inside: Iterable[int] = (),
     ) -> dict[int, RowT]:
-        """The living processes that belong to `leader`, itself included.
+        """Return the living processes that belong to `leader`, itself included.
 
         They descend from the leader, from its session, from an orphan with the mark, or are `inside` its cgroup.
-        Once the leader was reaped its pid may be another's: then the mark and the cgroup alone count. `others`, the
-        leaders of other processes, need not be looked at.
+        The pid of a reaped leader may be reused: then the mark and the cgroup alone count. `others`, the leaders of
+        other processes, are skipped.
         """
         roots = set(self.sessions.get(leader, ()))
         if leader_lives:
@@ -207,7 +207,7 @@ class ProcessTable(Generic[RowT]):
         return self.descendants(roots)
 
     def descendants(self, roots: Iterable[int]) -> dict[int, RowT]:
-        """These and all below them, the living ones."""
+        """Return the living processes among `roots` and their descendants."""
         found: dict[int, RowT] = {}
         pending = list(roots)
         while pending:
@@ -219,7 +219,7 @@ class ProcessTable(Generic[RowT]):
 
 
 class TableReader:
-    """Reads the table for whoever asks in the same turn of the loop: a thousand kills read it once."""
+    """Reads the table once for all callers in the same turn of the loop: a thousand kills read it once."""
 
     def __init__(self) -> None:
         self._waiting: list[asyncio.Future[ProcessTable[Entry]]] = []

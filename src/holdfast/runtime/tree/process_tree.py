@@ -1,7 +1,7 @@
-"""Ends everything that a process started, whatever it did to get away. Sends signals, by pidfd.
+"""Ends a process and all its descendants, also those that left its session or its parent. Signals by pidfd.
 
-TERM, a grace, KILL; before the KILL everything is stopped, so that nothing forks away from it; and again until a
-look at the process table finds nobody.
+TERM, a grace period, KILL; before the KILL all members are stopped, so that none forks; repeated until the process
+table has no member.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from holdfast.errors import ResourceExhausted, SandboxError
 from holdfast.runtime.tree.cgroup import Cgroup
 from holdfast.runtime.tree.process_table import Entry, TableReader, newest_pids, read_entry, read_mark
 
-#: How long killed processes may take to be gone. One in uninterruptible sleep can take for ever: that is told.
+#: The time for killed processes to exit. One in uninterruptible sleep may never exit: that is an error.
 KILL_TIMEOUT: Final = 10.0
-#: How often, and how many, when a process is hunted: some 20 ms in all.
+#: The attempts, and the newest pids in each, to stop a process that forks faster than the table is read: 20 ms.
 HUNTS: Final = 40
 HUNTED: Final = 16
 
 
 class Tree:
-    """One process and all it started."""
+    """One process and its descendants."""
 
     __slots__ = ("_mark", "_tables", "cgroup", "leader", "leader_lives", "leader_waits")
 
@@ -33,22 +33,22 @@ class Tree:
         self.leader = leader
         #: False from the moment the leader was reaped.
         self.leader_lives = True
-        #: The leader does nothing but wait for the others, and tells how they ended: it gets no TERM.
+        #: Whether the leader only waits for the others and reports their exit status: then it gets no TERM.
         self.leader_waits = False
-        #: Where the leader was put, once it was.
+        #: The cgroup of the leader, once it was moved.
         self.cgroup: Cgroup | None = None
         self._mark = mark
         self._tables = tables
 
     @property
     def mark(self) -> int:
-        """What everything that it started carries."""
+        """The mark of every descendant."""
         return self._mark
 
     async def members(self, others: Container[int]) -> dict[int, Entry]:
-        """Who is alive of it. `others` are the leaders of other processes, so that they need not be looked at."""
-        # As it was when the table was read: the leader may be reaped before we go on, and in the table its children
-        # still hang from it. Taken for orphans by then, they would be found nowhere.
+        """Return the living members. `others`, the leaders of other processes, are skipped."""
+        # From before the read: the leader may be reaped meanwhile, and in the table its children still have it as
+        # their parent. As orphans they would not be found.
         leader_lives = self.leader_lives
         table = await self._tables.read()
         inside = self.cgroup.pids() if self.cgroup is not None else ()
@@ -58,9 +58,10 @@ class Tree:
         return members if members or table.complete else self._hunt()
 
     def _hunt(self) -> dict[int, Entry]:
-        """Stop one that is never there when we come: each of its kind forks the next and ends.
+        """Stop a process that forks its successor and exits before the table is read.
 
-        A whole table takes longer to read than such a process lives, so look at the newest few alone, often.
+        The whole table takes longer to read than such a process lives, so this reads the newest few pids,
+        repeatedly.
         """
         for _ in range(HUNTS):
             for pid in newest_pids()[:HUNTED]:
@@ -72,16 +73,16 @@ class Tree:
         return {}
 
     async def end(self, others: Container[int], grace: float) -> None:
-        """TERM, up to `grace` seconds, KILL, until nothing is left. `grace` 0 kills at once."""
+        """End every member (`end_all`); a `grace` of 0 kills at once."""
         kill = self.cgroup.kill if self.cgroup is not None else None
         spared = (self.leader,) if self.leader_waits and self.leader_lives else ()
         await end_all(lambda: self.members(others), grace, kill, spared)
 
 
 class Strays:
-    """Children of ours that belong to no process we know: orphans that we adopted, and all they started.
+    """Children of the server that belong to no known process: adopted orphans and their descendants.
 
-    `keeper` has those of the servers before us.
+    The `keeper` has those of earlier servers.
     """
 
     def __init__(self, tables: TableReader, keeper: int | None = None) -> None:
@@ -97,23 +98,23 @@ class Strays:
         return table.descendants(pid for pid in ours if pid not in leaders)
 
 
-#: Looks who is alive of those that are to end.
+#: Returns the living processes among those to end.
 Find = Callable[[], Awaitable[dict[int, Entry]]]
 
 
 async def end_all(
     find: Find, grace: float, kill_at_once: Callable[[], None] | None = None, spared: Iterable[int] = ()
 ) -> None:
-    """TERM, up to `grace` seconds, KILL, and again until `find` finds nobody. Those `spared` get no TERM."""
+    """Send TERM, wait up to `grace` seconds, send KILL; repeat until `find` returns none. `spared` get no TERM."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + grace
-    told = set(spared)
+    signalled = set(spared)
     while grace > 0 and (members := await find()):
         with PidHandles(members.values()) as handles:
-            # Once each: a second TERM would cut short what the first made the process do.
-            handles.send(signal.SIGTERM, except_for=told)
-            handles.send(signal.SIGCONT)  # a stopped process takes its TERM only when it goes on
-            told |= members.keys() - handles.left_out
+            # Once each: a second TERM would interrupt the handler of the first.
+            handles.send(signal.SIGTERM, except_for=signalled)
+            handles.send(signal.SIGCONT)  # a stopped process handles TERM only after SIGCONT
+            signalled |= members.keys() - handles.left_out
             await handles.wait_gone(deadline - loop.time())
         if loop.time() >= deadline:
             break
@@ -127,11 +128,11 @@ async def end_all(
         if loop.time() >= deadline:
             left = sorted(await find())
             if left:
-                raise SandboxError(f"processes {left} do not die: the kernel keeps them in an operation")
+                raise SandboxError(f"processes {left} do not die: they are blocked in the kernel")
 
 
 async def _freeze(find: Find) -> dict[int, Entry]:
-    """Stop all members, also those that are forked while we look; returns them, stopped."""
+    """Stop all members, also those forked meanwhile; returns them."""
     stopped: dict[int, Entry] = {}
     while fresh := [entry for pid, entry in (await find()).items() if pid not in stopped]:
         with PidHandles(fresh) as handles:
@@ -141,9 +142,9 @@ async def _freeze(find: Find) -> dict[int, Entry]:
 
 
 class PidHandles:
-    """pidfds of some processes: signals reach these and no namesakes, and their end is an event.
+    """pidfds of some processes: signals cannot hit a reused pid, and an exit is an event.
 
-    If there are not enough descriptors for all, the others are `left_out`: whoever looks again finds them.
+    If there are not enough descriptors for all, the others are `left_out` for the next search.
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
@@ -160,7 +161,7 @@ class PidHandles:
             except OSError as error:
                 self.left_out.add(entry.pid)
                 if error.errno in (errno.EMFILE, errno.ENFILE) and len(self._fds) > 1:
-                    # Whoever looks at the process table meanwhile needs one.
+                    # A read of the process table needs a descriptor meanwhile.
                     pid, fd = self._fds.popitem()
                     self.left_out.add(pid)
                     os.close(fd)
@@ -195,10 +196,10 @@ class PidHandles:
             try:
                 signal.pidfd_send_signal(fd, number)
             except (ProcessLookupError, PermissionError):
-                continue  # gone, or a setuid program that is not ours to signal: the end of `Tree.end` tells it
+                continue  # ended, or a setuid program: `end_all` raises if it remains
 
     async def wait_gone(self, timeout: float) -> None:
-        """Until every one has ended, or `timeout` seconds."""
+        """Wait until all have ended, or `timeout` seconds."""
         loop = asyncio.get_running_loop()
         left = set(self._fds.values())
         done = asyncio.Event()

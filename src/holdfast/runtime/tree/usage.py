@@ -1,8 +1,7 @@
-"""What processes use, each with all that it started: one look at /proc for however many are asked for.
+"""Resource usage of processes with their descendants, from one pass over /proc for any number of queries.
 
-Reads /proc and the files of cgroups; changes nothing. Who belongs to whom is found as a kill finds it
-(`process_table`). A look is done in short slices between which the event loop runs, because a thousand processes
-take some tens of milliseconds.
+Reads /proc and the files of cgroups; changes nothing. Descendants are found as for a kill (`process_table`). A pass
+runs in short slices between turns of the event loop, because a thousand processes take some tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -18,34 +17,34 @@ from holdfast.runtime.tree.process_table import MARK_BASE, ProcessTable, read_ma
 from holdfast.runtime.tree.process_tree import Tree
 from holdfast.types import USAGE_PIDS, ProcessUsage, UsageSample
 
-#: How long the event loop waits for us at a time: a turn of it costs microseconds, which a slice this long hides.
+#: The length of a slice: much longer than a turn of the event loop, which costs microseconds.
 SLICE_SECONDS: Final = 0.001
-#: Only what is older can be a stray: one that is being started is nobody's for a moment.
+#: The least age of a stray: a process that is being started has no owner for a moment.
 STRAY_SECONDS: Final = 1.0
 _FILE_BYTES: Final = 4096
 
 
 class Activity(NamedTuple):
-    """What the owner of a process knows of its foreground, beyond what /proc shows."""
+    """The foreground of a process, from its terminal or shell."""
 
     #: The foreground group of a terminal; 0 if there is none.
     group: int = 0
-    #: How long a command has run; None if none does, or if nobody can tell.
+    #: The run time of the command; None if none runs, or if it is unknown.
     seconds: float | None = None
-    #: By the kernel's clock of process starts: what a shell started before this is in the background.
+    #: By the kernel's clock of process starts: earlier children of a shell are in the background.
     since_ticks: int | None = None
     awaiting: bool | None = False
 
 
-class Asked(NamedTuple):
-    """One whose usage is wanted: a shell has had several programs, anything else has one."""
+class UsageQuery(NamedTuple):
+    """One query: a shell may have had several programs, other processes have one."""
 
     process_id: str
     trees: tuple[Tree, ...]
     running: bool
     printed: int
     activity: Activity = Activity()
-    #: Pids that are no command of its: the program itself first, then what a jail has around it.
+    #: Pids that are not commands: the program itself first, then the processes of its jail.
     own: tuple[int, ...] = ()
 
 
@@ -64,10 +63,10 @@ class Stat(NamedTuple):
 
 
 def parse_stat(text: bytes) -> Stat:
-    """The name stands in parentheses and may hold anything, parentheses included."""
+    """Parse /proc/PID/stat; the name in parentheses may contain parentheses."""
     start, end = text.index(b"("), text.rindex(b")")
     f = text[end + 2 :].split(b" ", 22)
-    # Of what has ended the parent has the times, once it has waited for it.
+    # The times of ended children are in the parent after its wait.
     cpu = int(f[11]) + int(f[12]) + int(f[13]) + int(f[14])
     return Stat(
         text[start + 1 : end].decode("utf-8", "replace"),
@@ -83,17 +82,19 @@ def parse_stat(text: bytes) -> Stat:
 
 
 def counter(text: bytes, name: bytes) -> int:
-    """The number behind a name at the start of a line, as /proc/PID/io and the files of cgroups have it; 0 if there
-    is none. A thousand processes are a thousand such files: the rest of them is not parsed."""
+    """Return the number after a name at the start of a line, as in /proc/PID/io and cgroup files, or 0.
+
+    The rest of the file is not parsed: a thousand processes are a thousand such files.
+    """
     start = 0 if text.startswith(name) else text.find(b"\n" + name) + 1
     end = text.find(b"\n", start)
     if end < 0 or not text.startswith(name, start):
-        return 0  # not there, or cut off where we stopped reading
+        return 0  # missing, or cut off at the end of the read
     return int(text[start + len(name) : end])
 
 
-class Transferred(NamedTuple):
-    """What processes had read and written when their cgroup had used so much CPU time."""
+class StorageCounters(NamedTuple):
+    """The storage counters of processes at a CPU time of their cgroup."""
 
     cpu_seconds: float
     processes: tuple[tuple[int, bytes], ...]
@@ -102,31 +103,34 @@ class Transferred(NamedTuple):
 
 
 class UsageSampler:
-    """Looks for all who ask, one look at a time."""
+    """Samples usage, one pass at a time."""
 
     def __init__(self, keeper: int | None = None) -> None:
         self._turn = asyncio.Lock()
         self._parents = (os.getpid(),) if keeper is None else (os.getpid(), keeper)
-        #: Orphans' marks, by pid and start: they do not change. Only those of the last look are kept.
+        #: Marks of orphans by pid and start, which do not change; from the last pass only.
         self._marks: dict[tuple[int, bytes], int | None] = {}
-        #: By the mark of the tree; only of those that are not forgotten.
-        self._transferred: dict[int, Transferred] = {}
+        #: By the mark of the tree; without forgotten processes.
+        self._storage_counters: dict[int, StorageCounters] = {}
         self._tick = 1.0 / os.sysconf("SC_CLK_TCK")
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._slice_began = 0.0
 
     async def sample(
         self,
-        asked: Sequence[Asked],
+        asked: Sequence[UsageQuery],
         *,
         leaders: Callable[[], Container[int]],
         known_marks: Callable[[], Container[int]],
     ) -> UsageSample:
-        """`leaders` are the processes that we started, `known_marks` those of all that are not forgotten; both are
-        asked once the table is read, in which there may be some that were started meanwhile."""
+        """Return one sample for all queries.
+
+        `leaders` are the processes of the server, `known_marks` the marks of those that are not forgotten; both are
+        called after the table is read, since it may include processes that were started meanwhile.
+        """
         async with self._turn:
             self._slice_began = time.perf_counter()
-            # As it is before the table is read: see `Tree.members`.
+            # From before the read: see `Tree.members`.
             lives = {tree.leader: tree.leader_lives for each in asked for tree in each.trees}
             table = ProcessTable(await self._read_all())
             orphans = await self._orphans(table, leaders())
@@ -137,15 +141,15 @@ class UsageSampler:
                 members = self._members(each, table, orphans, lives, inside)
                 usages.append(await self._usage(each, members, inside, now))
                 if self._is_over_time():
-                    await self._breathe()
+                    await self._yield_to_loop()
             known = known_marks()
-            self._transferred = {mark: each for mark, each in self._transferred.items() if mark in known}
+            self._storage_counters = {mark: each for mark, each in self._storage_counters.items() if mark in known}
             return UsageSample(tuple(usages), self._strays(table, orphans, known, now))
 
     def _is_over_time(self) -> bool:
         return time.perf_counter() - self._slice_began > SLICE_SECONDS
 
-    async def _breathe(self) -> None:
+    async def _yield_to_loop(self) -> None:
         await asyncio.sleep(0)
         self._slice_began = time.perf_counter()
 
@@ -157,13 +161,13 @@ class UsageSampler:
                 if text:
                     stats[int(name)] = parse_stat(text)
                 if self._is_over_time():
-                    await self._breathe()
+                    await self._yield_to_loop()
         return stats
 
-    # --- who belongs to whom ---------------------------------------------------------------------------------
+    # --- membership ------------------------------------------------------------------------------------------
 
     async def _orphans(self, table: ProcessTable[Stat], leaders: Container[int]) -> dict[int, list[int]]:
-        """Those whose parent died, by the mark that they carry."""
+        """Return the orphans by mark."""
         found: dict[int, list[int]] = {}
         marks: dict[tuple[int, bytes], int | None] = {}
         for pid in table.adopted:
@@ -174,19 +178,19 @@ class UsageSampler:
             if mark is not None:
                 found.setdefault(mark, []).append(pid)
             if self._is_over_time():
-                await self._breathe()
+                await self._yield_to_loop()
         self._marks = marks
         return found
 
     def _members(
         self,
-        asked: Asked,
+        asked: UsageQuery,
         table: ProcessTable[Stat],
         orphans: Mapping[int, list[int]],
         lives: Mapping[int, bool],
         inside: Iterable[int],
     ) -> dict[int, Stat]:
-        """As `ProcessTable.members` has it, with the orphans looked at once for all."""
+        """Return the members as `ProcessTable.members` does, with the orphans found once for all queries."""
         roots = set(inside)
         for tree in asked.trees:
             of_session = table.sessions.get(tree.leader, ())
@@ -211,10 +215,10 @@ class UsageSampler:
         ]
         return tuple(sorted(table.descendants(roots))[:USAGE_PIDS])
 
-    # --- what they use ---------------------------------------------------------------------------------------
+    # --- usage -----------------------------------------------------------------------------------------------
 
     async def _usage(
-        self, asked: Asked, members: Mapping[int, Stat], inside: Container[int], now: int
+        self, asked: UsageQuery, members: Mapping[int, Stat], inside: Container[int], now: int
     ) -> ProcessUsage:
         ticks = threads = pages = 0
         for stat in members.values():
@@ -225,7 +229,7 @@ class UsageSampler:
         cgroups = [tree.cgroup.path for tree in asked.trees if tree.cgroup is not None]
         if cgroups:
             in_cgroups = sum(cgroup_cpu_seconds(path) for path in cgroups)
-            # A cgroup counts what ended and was never waited for; the tree what ran before the cgroup was there.
+            # A cgroup includes ended processes without a wait; the tree includes the time before the cgroup.
             cpu = max(cpu, in_cgroups)
             memory = sum(cgroup_memory(path) for path in cgroups) or memory
         whole = bool(in_cgroups) and len(asked.trees) == 1 and all(pid in inside for pid in members)
@@ -249,38 +253,38 @@ class UsageSampler:
         )
 
     async def _storage(self, members: Mapping[int, Stat], mark: int | None, cpu_seconds: float) -> tuple[int, int]:
-        """What they have read and written. With the mark of a tree whose cgroup has all of them, and had used so
-        much CPU time before: where nobody ran since the last look, nobody has read or written.
+        """Return the bytes read and written.
 
-        A process's own CPU time would not tell: it is counted in hundredths of a second, a cgroup's in millionths.
+        With the mark of a tree that is all in one cgroup, an unchanged CPU time of the cgroup means unchanged
+        counters. The CPU time of processes is too coarse: hundredths of a second, a cgroup's are millionths.
         """
         processes = tuple((pid, stat.started) for pid, stat in members.items()) if mark is not None else ()
-        before = self._transferred.get(mark) if mark is not None else None
+        before = self._storage_counters.get(mark) if mark is not None else None
         if before is not None and before.cpu_seconds == cpu_seconds and before.processes == processes:
             return before.read, before.written
         read = written = 0
-        all_told = True
+        complete = True
         for pid in members:
-            counters = _read(f"/proc/{pid}/io")  # empty if it is another user's, or gone, or we lack a descriptor
-            all_told &= bool(counters)
+            counters = _read(f"/proc/{pid}/io")  # empty without permission, a process or a descriptor
+            complete &= bool(counters)
             read += counter(counters, b"read_bytes:")
             written += counter(counters, b"write_bytes:")
             if self._is_over_time():
-                await self._breathe()
-        if mark is not None and all_told:
-            self._transferred[mark] = Transferred(cpu_seconds, processes, read, written)
+                await self._yield_to_loop()
+        if mark is not None and complete:
+            self._storage_counters[mark] = StorageCounters(cpu_seconds, processes, read, written)
         return read, written
 
 
 def cgroup_cpu_seconds(path: str) -> float:
-    """0 where the kernel does not count it: version 1 has it in another hierarchy."""
+    """Return the CPU time of a cgroup; 0 where it is not counted: version 1 has it in another hierarchy."""
     return counter(_read(f"{path}/cpu.stat"), b"usage_usec ") / 1e6
 
 
 def cgroup_memory(path: str) -> int:
-    """What the limit of a cgroup is compared with, less the file pages that the kernel would give up first.
+    """Return the memory that counts for the limit of a cgroup, without the file pages that are reclaimed first.
 
-    0 where nobody gave it a memory controller.
+    0 without a memory controller.
     """
     current = _read(f"{path}/memory.current").strip()
     if not current.isdigit():
@@ -289,8 +293,10 @@ def cgroup_memory(path: str) -> int:
     return max(0, int(current) - spare)
 
 
-def _activity(asked: Asked, members: Mapping[int, Stat], now: int, tick: float) -> tuple[str | None, float, float]:
-    """The name of what is in the foreground, for how long, and how old the oldest of the others is."""
+def _activity(
+    asked: UsageQuery, members: Mapping[int, Stat], now: int, tick: float
+) -> tuple[str | None, float, float]:
+    """Return the name and the run time of the foreground, and the age of the oldest background process."""
     activity = asked.activity
     others = {pid: stat for pid, stat in members.items() if pid not in asked.own}
     if activity.group:
@@ -304,7 +310,7 @@ def _activity(asked: Asked, members: Mapping[int, Stat], now: int, tick: float) 
         first = front.get(activity.group) or min(front.values(), key=lambda stat: int(stat.started))
         return first.name, max(_oldest(front.values(), now) * tick, activity.seconds or 0.0), background
     if activity.seconds is not None:
-        # A builtin, or a loop between two programs: the shell itself works.
+        # A builtin, or a loop between two programs: the shell itself runs.
         own = next((members[pid].name for pid in asked.own if pid in members), "")
         return own, activity.seconds, background
     return None, 0.0, background
@@ -315,7 +321,7 @@ def _oldest(stats: Iterable[Stat], now: int) -> int:
 
 
 def _read(path: str) -> bytes:
-    """What a small file of the kernel says; nothing if there is none, or if it is not for us."""
+    """Return the content of a small kernel file; empty if it is missing or not readable."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

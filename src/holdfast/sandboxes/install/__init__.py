@@ -1,1 +1,1 @@
-"""Putting the server into a sandbox: the bundle, and how it is chosen and unpacked."""
+"""Installs the server in a sandbox: makes, chooses, copies and unpacks the bundle."""

@@ -1,7 +1,7 @@
-"""The bundle: one compressed tar with all that a sandbox needs to run our server, made of the Python that runs us.
+"""The bundle: one compressed tar with all that a sandbox needs to run the server, made of the Python that runs us.
 
-It is made once and kept in the user's cache, where it is found by a fingerprint of what it was made of. The same
-inputs give the same bytes, so that the hash of the file is its name here and in every sandbox.
+It is made once and kept in the user's cache, under a fingerprint of its inputs. The same inputs give the same
+bytes, so that the hash of the file is its name here and in every sandbox.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ import holdfast
 from holdfast.errors import InvalidParams, PermissionRefused, SandboxError
 from holdfast.launch import self_exec
 from holdfast.sandboxes.install.bundle_tree import (
-    File,
+    TreeFile,
     bundle_files,
     inputs_of_h11,
     inputs_of_msgspec,
     package_files,
 )
 
-#: In the tar, before all else: what it is.
+#: The first file of the tar: a `Manifest`.
 MANIFEST: Final = "MANIFEST.json"
-#: Raised whenever the making changes, so that nobody takes what an earlier version has made.
+#: Raised whenever the format of the bundle changes, so that a cached bundle of an earlier version is not used.
 _FORMAT: Final = 1
 #: Measured on 17 MB: level 1 takes 0.25 s for 6.8 MB, 6 takes 0.8 s for 6.2 MB, 9 takes 3.3 s for 6.1 MB.
 _GZIP_LEVEL: Final = 6
-#: Tars that stay in the cache: a few versions of holdfast and of Python that are used side by side.
+#: Tars that stay in the cache: a few versions of holdfast and of Python, used side by side.
 _KEPT: Final = 4
 _ENDING: Final = ".tar.gz"
-#: What engines and kernels call the same machine.
+#: Names of engines for machines, each with the kernel's name.
 _MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 
 Kind = Literal["bundle", "package", "package-with-msgspec"]
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a tar says of itself."""
+    """The contents of a tar: kind, versions and machine."""
 
     kind: Kind
     holdfast: str
@@ -72,17 +72,17 @@ class Bundle(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Of the directory that it is unpacked into."""
+        """The name of the directory into which the bundle is unpacked."""
         return f"holdfast-{self.sha256[:16]}"
 
     def interpreter(self, directory: str) -> list[str]:
-        """The Python of the tree that is unpacked in `directory`; add a script or `-c`."""
+        """Return the command of the Python of the tree in `directory`; append a script or `-c`."""
         return self_exec.in_bundle(directory)
 
     def command(self, directory: str, python: str = "python3") -> tuple[str, ...]:
-        """The `holdfast` command of the tree that is unpacked in `directory`; add a verb.
+        """Return the `holdfast` command of the tree in `directory`, which needs no shell; append a verb.
 
-        It needs no shell. `python` is the sandbox's, for a package, which has none.
+        `python` is the sandbox's own, for a package, which contains none.
         """
         if self.kind == "bundle":
             return (*self_exec.in_bundle(directory), "-m", "holdfast")
@@ -90,7 +90,7 @@ class Bundle(msgspec.Struct, frozen=True):
 
 
 async def bundle(machine: str | None = None, *, path: str | os.PathLike[str] | None = None) -> Bundle:
-    """The bundle for a machine (`uname -m`; None is this one), from the cache or made now.
+    """Return the bundle for a machine (`uname -m`; None is this one), from the cache or made now.
 
     For another machine than this one, `path` names a bundle that was made on such a machine.
     """
@@ -98,12 +98,12 @@ async def bundle(machine: str | None = None, *, path: str | os.PathLike[str] | N
 
 
 async def package(*, msgspec: bool) -> Bundle:
-    """Our in-sandbox part without an interpreter, for a sandbox that has one; with our msgspec if asked."""
+    """Return the in-sandbox part without an interpreter, for a sandbox with a Python; with our msgspec if set."""
     return await asyncio.to_thread(make_package, msgspec=msgspec)
 
 
 def make_bundle(machine: str | None = None, *, path: str | os.PathLike[str] | None = None) -> Bundle:
-    """As `bundle`, blocking."""
+    """The blocking form of `bundle`."""
     own = platform.machine()
     wanted = own if machine is None else _MACHINES.get(machine.lower(), machine)
     if path is not None:
@@ -120,12 +120,12 @@ def make_bundle(machine: str | None = None, *, path: str | os.PathLike[str] | No
 
 
 def make_package(*, msgspec: bool) -> Bundle:
-    """As `package`, blocking."""
+    """The blocking form of `package`."""
     return _cached("package-with-msgspec" if msgspec else "package", lambda: package_files(msgspec=msgspec))
 
 
 def read_bundle(path: str | os.PathLike[str]) -> Bundle:
-    """A bundle that somebody made elsewhere, from its file."""
+    """Read a bundle that was made elsewhere from its file."""
     try:
         with tarfile.open(path, "r:gz") as tar:
             first = tar.next()
@@ -141,30 +141,28 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
 
 
 def cache_directory() -> str:
-    """Where tars are kept, made if it is missing; refused if others could put theirs there."""
+    """Return the directory of the cache, made if it is missing; refused if another user may write to it."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
-    # A relative one is to be ignored, says the XDG specification.
+    # The XDG specification ignores a relative path.
     path = os.path.join(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "holdfast", "bundles")
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
         found = os.stat(path)
     except OSError as error:
-        raise SandboxError(f"no bundle can be kept in {path}: {error.strerror}; set XDG_CACHE_HOME") from None
+        raise SandboxError(f"the cache {path} cannot be used: {error.strerror}; set XDG_CACHE_HOME") from None
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionRefused(
-            f"others may write into {path}, from where we run code in sandboxes; make it ours, 0700"
-        )
+        raise PermissionRefused(f"{path}: other users may write to this cache; make it ours, with mode 0700")
     return path
 
 
-def _cached(kind: Kind, make: Callable[[], Mapping[str, File]]) -> Bundle:
+def _cached(kind: Kind, make: Callable[[], Mapping[str, TreeFile]]) -> Bundle:
     directory = cache_directory()
     index = os.path.join(directory, f"{_fingerprint(kind)}.json")
     found = _look_up(directory, index)
     if found is not None:
         return found
     with _locked(directory):
-        # Whoever had the lock before us may have made it.
+        # The previous holder of the lock may have made it.
         found = _look_up(directory, index)
         if found is None:
             found = _store(directory, index, kind, make())
@@ -173,7 +171,7 @@ def _cached(kind: Kind, make: Callable[[], Mapping[str, File]]) -> Bundle:
 
 
 def _look_up(directory: str, index: str) -> Bundle | None:
-    """What the cache has, if it is what it was: a torn or damaged file is made again."""
+    """Return the cached bundle; None if it is missing or damaged, and must be made again."""
     try:
         with open(index, "rb") as file:
             entry = json.load(file)
@@ -187,10 +185,10 @@ def _look_up(directory: str, index: str) -> Bundle | None:
         return None
 
 
-def _store(directory: str, index: str, kind: Kind, files: Mapping[str, File]) -> Bundle:
+def _store(directory: str, index: str, kind: Kind, files: Mapping[str, TreeFile]) -> Bundle:
     machine = platform.machine()
     manifest = Manifest(kind, holdfast.__version__, machine, platform.python_version())
-    content = pack({MANIFEST: File(msgspec.json.encode(manifest) + b"\n"), **files})
+    content = pack({MANIFEST: TreeFile(msgspec.json.encode(manifest) + b"\n"), **files})
     sha256 = hashlib.sha256(content).hexdigest()
     path = os.path.join(directory, sha256 + _ENDING)
     write_atomically(path, content)
@@ -199,10 +197,10 @@ def _store(directory: str, index: str, kind: Kind, files: Mapping[str, File]) ->
     return Bundle(Path(path), sha256, len(content), machine, kind)
 
 
-def pack(files: Mapping[str, File]) -> bytes:
-    """A tar of files, the same bytes for the same files; a path that ends in `/` is an empty directory.
+def pack(files: Mapping[str, TreeFile]) -> bytes:
+    """Return a tar of files, the same bytes for the same files; a path that ends in `/` is an empty directory.
 
-    Of a kind that the smallest tar reads: busybox knows gzip everywhere, and the old format.
+    gzip and the USTAR format can be read by every tar, busybox's included.
     """
     packed = io.BytesIO()
     with (
@@ -210,7 +208,7 @@ def pack(files: Mapping[str, File]) -> bytes:
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.USTAR_FORMAT) as tar,
     ):
         directories = {parent for path in files for parent in _parents(path)}
-        # By path, so that a directory comes before what is in it. The manifest comes before all.
+        # By path, so that a directory comes before its files. The manifest comes first.
         for path in sorted({*(path.rstrip("/") for path in files), *directories}, key=lambda p: (p != MANIFEST, p)):
             member = tarfile.TarInfo(path)
             if path in directories:
@@ -226,7 +224,7 @@ def pack(files: Mapping[str, File]) -> bytes:
 
 
 def write_atomically(path: str, content: bytes) -> None:
-    """All of it or nothing, also if we are killed or the machine stops."""
+    """Write a file whole or not at all, also if this process is killed or the machine stops."""
     directory, name = os.path.split(os.path.abspath(path))
     fd, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=directory)
     try:
@@ -247,22 +245,23 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _fingerprint(kind: Kind) -> str:
-    """Changes whenever a bundle made now could differ from an earlier one; takes a few milliseconds.
+    """Return a hash that changes whenever a bundle made now could differ from the cached one.
 
-    Files are told apart by size and time. The cache of the loader is written anew when libraries are installed.
+    Files are compared by size and time, which takes a few milliseconds. The loader's cache is rewritten when
+    libraries are installed.
     """
     library = os.path.join(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or "")
     program = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     ours = os.path.dirname(os.path.abspath(holdfast.__file__))
     inputs = [program, library, "/etc/ld.so.cache", *inputs_of_msgspec(), *inputs_of_h11(), *_sources(ours)]
-    told = [_FORMAT, kind, holdfast.__version__, sys.version, platform.machine(), *map(_stamp, inputs)]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
+    parts = [_FORMAT, kind, holdfast.__version__, sys.version, platform.machine(), *map(_stamp, inputs)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def _sources(directory: str) -> Iterable[str]:
-    for place, directories, names in os.walk(directory):
+    for parent, directories, names in os.walk(directory):
         directories.sort()
-        yield from (os.path.join(place, name) for name in sorted(names) if name.endswith(".py"))
+        yield from (os.path.join(parent, name) for name in sorted(names) if name.endswith(".py"))
 
 
 def _stamp(path: str) -> tuple[str, int, int]:
@@ -280,7 +279,7 @@ def _hash(path: str | os.PathLike[str]) -> str:
 
 @contextlib.contextmanager
 def _locked(directory: str) -> Iterator[None]:
-    """One maker at a time: the others find what it made."""
+    """Hold the lock of the cache: one process makes a bundle, the others then find it there."""
     lock = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -290,7 +289,7 @@ def _locked(directory: str) -> Iterator[None]:
 
 
 def _prune(directory: str) -> None:
-    """Keep the tars used last, and what points to them. The caller has the lock: unfinished files are nobody's."""
+    """Keep the tars used last, and their indexes. The caller holds the lock, so no unfinished file is in use."""
     tars = [entry for entry in os.scandir(directory) if entry.name.endswith(_ENDING) and entry.name[0] != "."]
     tars.sort(key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
     kept = {entry.name for entry in tars[:_KEPT]}

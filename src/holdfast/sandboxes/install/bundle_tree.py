@@ -1,8 +1,8 @@
-"""What goes into a bundle: the running Python with the part of its library that our in-sandbox part imports.
+"""The files of a bundle: the running Python with the part of its library that the in-sandbox part imports.
 
-Reads this machine's Python, msgspec, h11 if it is installed, and our own sources, and writes nothing. What is
-needed is found by asking: our sources are searched for imports, also those inside functions, and a fresh
-interpreter imports them and tells what it has loaded.
+Reads this machine's Python, msgspec, h11 if it is installed, and our own sources, and writes nothing. The needed
+modules are found in two steps: our sources are searched for imports, also those inside functions, and a fresh
+interpreter imports them and prints all that it loaded.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from holdfast.errors import SandboxError
 from holdfast.launch import self_exec
 from holdfast.sandboxes.install import elf
 
-#: Where our search for imports begins: the command, which imports its verbs, and what is run by path.
+#: The search for imports begins with the command and the programs that are run by path; and with the modules of
+#: this package, the verbs that run inside, which the command imports by name.
 _ROOTS: Final = (
     "holdfast.__main__",
     "holdfast.fleet.jail_zygote",
     "holdfast.runtime.durability.keeper",
     "holdfast.runtime.process.launcher",
 )
-#: Where it ends: the verbs that people type, which are not for sandboxes.
-_FOR_PEOPLE: Final = ("holdfast.cli.support.typed_verb", "holdfast.cli.verbs.process.quick")
-#: Loaded by name or late, by the library itself. The codecs are what a stream or a socket asks for.
+_PLAIN_VERBS: Final = "holdfast.cli.verbs.inside"
+#: The search ends at the verbs that are typed by hand, which are not for sandboxes.
+_TYPED_VERBS: Final = ("holdfast.cli.support.typed_verb", "holdfast.cli.verbs.process.quick")
+#: Modules that the library itself loads by name or late: codecs of streams and sockets, among others.
 _MORE_MODULES: Final = (
     "asyncio.unix_events",
     "concurrent.futures.thread",
@@ -51,7 +53,7 @@ _MORE_MODULES: Final = (
     "traceback",
     "unicodedata",
 )
-#: The library does without them where they are missing. OpenSSL alone would be as large as all the rest.
+#: Modules that the library can do without. OpenSSL alone would be as large as all the rest.
 _LEFT_OUT: Final = (
     "_bz2",
     "_hashlib",
@@ -68,7 +70,7 @@ _LEFT_OUT: Final = (
 #: and before glibc 2.34 even /etc/passwd is read by one.
 _NAME_SERVICES: Final = ("libnss_files.so.2", "libnss_compat.so.2")
 
-#: Runs in a fresh interpreter: imports what it is told, and tells each module's file.
+#: Runs in a fresh interpreter: imports the modules named on stdin, and prints the file of each loaded module.
 _TRACE: Final = """
 import importlib, importlib.machinery, json, sys
 orders = json.load(sys.stdin)
@@ -85,7 +87,7 @@ specs = [getattr(module, "__spec__", None) for module in sys.modules.values()]
 for name, module in sys.modules.items():
     parent = getattr(sys.modules.get(name.rpartition(".")[0]), "__path__", None)
     if module is not None and parent is not None and module.__spec__.name != name:
-        # It put another module in its place, as `collections.abc` does, and is loaded for that.
+        # It replaced itself by another module, as `collections.abc` does, and is needed for that.
         specs.append(importlib.machinery.PathFinder.find_spec(name, parent))
 json.dump({spec.name: spec.origin for spec in specs if getattr(spec, "has_location", False)}, sys.stdout)
 """
@@ -96,63 +98,63 @@ exec {command} -m holdfast "$@"
 """
 
 
-class File(NamedTuple):
+class TreeFile(NamedTuple):
     """One file of a tree."""
 
     content: bytes
     executable: bool = False
 
 
-def bundle_files() -> dict[str, File]:
-    """The whole tree: path below its root, and content."""
+def bundle_files() -> dict[str, TreeFile]:
+    """Return the whole tree: the path of each file below its root, and its content."""
     program = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     content = _read(program)
     loader = elf.loader_of(content, program)
     modules = loaded_modules()
     library = f"{sys.platlibdir}/{os.path.basename(sysconfig.get_path('stdlib'))}"
     files = {
-        "bin/holdfast": File(_launcher(), executable=True),
-        self_exec.INTERPRETER: File(elf.relocatable(content, program), executable=True),
-        self_exec.LOADER: File(elf.relocatable(_read(loader), loader), executable=True),
-        # Python takes its prefix from where these two are.
-        f"{library}/lib-dynload/": File(b""),
+        "bin/holdfast": TreeFile(_launcher(), executable=True),
+        self_exec.INTERPRETER: TreeFile(elf.relocatable(content, program), executable=True),
+        self_exec.LOADER: TreeFile(elf.relocatable(_read(loader), loader), executable=True),
+        # Python derives its prefix from these two.
+        f"{library}/lib-dynload/": TreeFile(b""),
         **dict(_module_files(modules, library)),
     }
     needing = [program, *(origin for origin in modules.values() if _is_extension(origin))]
     for name, path in _shared_libraries(loader, needing).items():
-        files[f"{self_exec.LIBRARIES}/{name}"] = File(elf.relocatable(_read(path), path))
+        files[f"{self_exec.LIBRARIES}/{name}"] = TreeFile(elf.relocatable(_read(path), path))
     return files
 
 
-def package_files(*, msgspec: bool) -> dict[str, File]:
-    """Our in-sandbox part as sources, for a sandbox that has a Python; with this machine's msgspec if asked.
+def package_files(*, msgspec: bool) -> dict[str, TreeFile]:
+    """Return the in-sandbox part as sources, for a sandbox with a Python; optionally with this machine's msgspec.
 
-    Files and not a zip: extension modules cannot be imported from one, and the keeper and the launcher are run by
-    path. `python -I DIRECTORY` runs it.
+    Files and not a zip, because extension modules cannot be imported from a zip, and the keeper and the launcher
+    are run by path. `python -I DIRECTORY` runs it.
     """
     files = {
-        "__main__.py": File(b"from holdfast.__main__ import main\n\nraise SystemExit(main())\n"),
-        **{_place(name, path, ".py"): File(_read(path)) for name, path in our_modules().items()},
+        "__main__.py": TreeFile(b"from holdfast.__main__ import main\n\nraise SystemExit(main())\n"),
+        **{_module_path(name, path, ".py"): TreeFile(_read(path)) for name, path in our_modules().items()},
     }
     if msgspec:
         for path in inputs_of_msgspec():
-            files[f"msgspec/{os.path.basename(path)}"] = File(_read(path))
-    # Pure Python, and for the model proxy alone: it goes along wherever we have it.
+            files[f"msgspec/{os.path.basename(path)}"] = TreeFile(_read(path))
+    # Pure Python, for the two proxies: included if it is installed here.
     for path in inputs_of_h11():
-        files[f"h11/{os.path.basename(path)}"] = File(_read(path))
+        files[f"h11/{os.path.basename(path)}"] = TreeFile(_read(path))
     return files
 
 
 def our_modules() -> dict[str, str]:
-    """The modules of the in-sandbox part, each with its file."""
+    """Return the modules of the in-sandbox part, each with its file."""
     return {name: path for name, path, _ in _search()}
 
 
 def inputs_of_msgspec() -> list[str]:
-    """Every file of the msgspec that we use ourselves."""
+    """Return every file of this machine's msgspec."""
     found = importlib.util.find_spec("msgspec")
     if found is None or not found.submodule_search_locations:
-        raise SandboxError("msgspec is not installed as a directory of files here: no bundle can be made of it")
+        raise SandboxError("msgspec is not installed as a directory of files here, which a bundle needs")
     directory = found.submodule_search_locations[0]
     return sorted(
         entry.path for entry in os.scandir(directory) if entry.is_file() and entry.name.endswith((".py", ".so"))
@@ -160,19 +162,19 @@ def inputs_of_msgspec() -> list[str]:
 
 
 def inputs_of_h11() -> list[str]:
-    """Every file of h11; none if it is not installed here: then `model_proxy` says inside that it lacks it."""
+    """Return every file of h11; none if it is not installed here, and the proxies inside then report that."""
     found = importlib.util.find_spec("h11")
-    places = [] if found is None else list(found.submodule_search_locations or ())
+    directories = [] if found is None else list(found.submodule_search_locations or ())
     return sorted(
         entry.path
-        for place in places
-        for entry in os.scandir(place)
+        for directory in directories
+        for entry in os.scandir(directory)
         if entry.is_file() and entry.name.endswith(".py")
     )
 
 
 def loaded_modules() -> dict[str, str]:
-    """Every module that the in-sandbox part may load, each with its file."""
+    """Return every module that the in-sandbox part may load, each with its file."""
     names: dict[str, None] = dict.fromkeys(_MORE_MODULES)
     found: dict[str, str] = {}
     for name, path, imports in _search():
@@ -182,7 +184,7 @@ def loaded_modules() -> dict[str, str]:
     without = _LEFT_OUT if inputs_of_h11() else (*_LEFT_OUT, "h11")
     orders = {"path": sys.path, "names": list(names), "without": without}
     done = subprocess.run(
-        # Modules that are frozen into the interpreter have no files, and some files it looks for at its start.
+        # Frozen modules would be reported without their files, some of which the interpreter reads at its start.
         [sys.executable, "-I", "-S", "-X", "frozen_modules=off", "-c", _TRACE],
         input=json.dumps(orders),
         capture_output=True,
@@ -201,9 +203,11 @@ def loaded_modules() -> dict[str, str]:
 
 
 def _search() -> Iterator[tuple[str, str, list[str]]]:
-    """Each module of our in-sandbox part with its file, and what it imports of others that are allowed there."""
-    pending = [*_ROOTS]
-    seen = {*_FOR_PEOPLE}
+    """Yield each module of the in-sandbox part with its file and the modules of other packages that it imports."""
+    verbs = os.path.dirname(_source_of(_PLAIN_VERBS) or "")
+    inside = [f"{_PLAIN_VERBS}.{name[:-3]}" for name in sorted(os.listdir(verbs)) if name.endswith(".py")]
+    pending = [*_ROOTS, *inside]
+    seen = {*_TYPED_VERBS}
     while pending:
         name = pending.pop()
         if name in seen:
@@ -226,7 +230,7 @@ def _is_allowed(name: str) -> bool:
 
 
 def _imports(body: Iterable[ast.AST]) -> Iterator[str]:
-    """The modules that the statements import at run time; of ours also `package.name`, which may be a module."""
+    """Yield the modules that statements import at run time; of ours also `package.name`, which may be a module."""
     for node in body:
         match node:
             case ast.If(test=ast.Name(id="TYPE_CHECKING")):
@@ -250,30 +254,30 @@ def _source_of(name: str) -> str | None:
     return None
 
 
-def _module_files(modules: Mapping[str, str], library: str) -> Iterator[tuple[str, File]]:
+def _module_files(modules: Mapping[str, str], library: str) -> Iterator[tuple[str, TreeFile]]:
     for name, origin in modules.items():
         if _is_extension(origin):
             directory = library if "." in name else f"{library}/lib-dynload"
-            place = f"{directory}/{'/'.join([*name.split('.')[:-1], os.path.basename(origin)])}"
-            yield place, File(elf.relocatable(_read(origin), origin))
+            path = f"{directory}/{'/'.join([*name.split('.')[:-1], os.path.basename(origin)])}"
+            yield path, TreeFile(elf.relocatable(_read(origin), origin))
         else:
-            yield f"{library}/{_place(name, origin, '.pyc')}", File(_compiled(name, origin))
+            yield f"{library}/{_module_path(name, origin, '.pyc')}", TreeFile(_compiled(name, origin))
 
 
 def _compiled(name: str, origin: str) -> bytes:
-    """The module as Python loads it where there is no source; the same bytes whoever makes them.
+    """Return the module as Python loads it without a source: the same bytes on every run.
 
-    Version 2 of the format has no references, whose presence depends on what else the compiling process holds. The
-    library goes without its documentation; our own part keeps its assertions.
+    Version 2 of the format has no references, which depend on other objects of the compiling process. The
+    library is compiled without docstrings and assertions; our own part keeps both.
     """
     ours = name.partition(".")[0] == "holdfast"
-    shown = _place(name, origin, ".py")
+    shown = _module_path(name, origin, ".py")
     code: Any = compile(_read(origin), shown, "exec", dont_inherit=True, optimize=0 if ours else 2)
     return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code, 2)
 
 
-def _place(name: str, path: str, ending: str) -> str:
-    """Where a module lies below the directory in which Python looks."""
+def _module_path(name: str, path: str, ending: str) -> str:
+    """Return the path of a module below a directory of `sys.path`."""
     parts = name.split(".")
     if os.path.basename(path) == "__init__.py":
         parts.append("__init__")
@@ -294,10 +298,10 @@ def _shared_libraries(loader: str, needing: Iterable[str]) -> dict[str, str]:
 
 
 def _launcher() -> bytes:
-    # `$bin` is replaced by the shell, the rest is as in every other start of ours.
-    words = [f'"{each}"' if "$" in each else each for each in self_exec.in_bundle("$bin/..")]
-    words[words.index(f'"$bin/../{self_exec.INTERPRETER}"')] = '"$bin/python3"'
-    return _LAUNCHER.format(command=" ".join(words)).encode()
+    # The shell replaces `$bin`; the rest is as in `self_exec`.
+    text = [f'"{each}"' if "$" in each else each for each in self_exec.in_bundle("$bin/..")]
+    text[text.index(f'"$bin/../{self_exec.INTERPRETER}"')] = '"$bin/python3"'
+    return _LAUNCHER.format(command=" ".join(text)).encode()
 
 
 def _is_extension(path: str) -> bool:

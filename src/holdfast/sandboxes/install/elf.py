@@ -1,6 +1,7 @@
-"""The little that a bundle must know of ELF files: which loader one names, what it needs, and how to move it.
+"""Reads ELF files for the bundle: the loader, the libraries, and a copy that runs in another directory.
 
-Pure but for `libraries`, which asks the loader: it alone knows run paths, its cache and its default directories.
+Pure but for `libraries`, which runs the loader, because only the loader has the run paths, its cache and its
+default directories.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from holdfast.errors import SandboxError
 MAGIC: Final = b"\x7fELF"
 _PT_DYNAMIC: Final = 2
 _PT_INTERP: Final = 3
-#: Entries of the dynamic section: where to look for libraries, before (15) or after (29) the given path.
+#: Entries of the dynamic section with library directories, searched before (15) or after (29) the given path.
 _RUN_PATHS: Final = (15, 29)
 _DYNAMIC: Final = struct.Struct("<QQ")
 #: e_phoff, e_shoff; e_phentsize, e_phnum, e_shentsize, e_shnum, e_shstrndx.
@@ -27,7 +28,7 @@ _SEGMENT: Final = struct.Struct("<IIQQQQ")
 
 
 def loader_of(content: bytes, name: str) -> str:
-    """The loader that a program names."""
+    """Return the loader that a program names."""
     for kind, offset, size in _segments(content, name):
         if kind == _PT_INTERP:
             return content[offset : offset + size].rstrip(b"\0").decode()
@@ -37,11 +38,11 @@ def loader_of(content: bytes, name: str) -> str:
 
 
 def relocatable(content: bytes, name: str) -> bytes:
-    """The file without paths of this machine, and without what only debuggers and linkers read.
+    """Return the file without run paths, and without the parts that only debuggers and linkers read.
 
-    A run path comes before the path that the loader is given, and in a sandbox other libraries may be there. A
-    loader goes by segments. Symbol tables and debug information lie behind the last one, and are most of an
-    interpreter that was built with `-g`: 17 of 23 MB.
+    The loader searches a run path before the path that it is given, and in a sandbox that directory may hold other
+    libraries. Symbol tables and debug information follow the last segment, which is the last part that a loader
+    reads; they are 17 of 23 MB of an interpreter that was built with `-g`.
     """
     segments = _segments(content, name)
     end = max(offset + size for _, offset, size in segments)
@@ -60,9 +61,9 @@ def relocatable(content: bytes, name: str) -> bytes:
 
 
 def libraries(loader: str, path: str) -> dict[str, str]:
-    """The shared libraries that a program or library needs, each name with the file that this machine has for it.
+    """Return the shared libraries that a file needs, each name with its file on this machine.
 
-    `--list` of the loader is what `ldd` calls. It runs no code of the file, and the loaders of glibc and musl both
+    `ldd` calls the same `--list` of the loader. It runs no code of the file, and the loaders of glibc and musl both
     have it.
     """
     done = subprocess.run([loader, "--list", path], capture_output=True, text=True, check=False)
@@ -82,7 +83,7 @@ def libraries(loader: str, path: str) -> dict[str, str]:
 
 
 def _segments(content: bytes, name: str) -> list[tuple[int, int, int]]:
-    """Kind, offset and length in the file of each segment, and of the table of segments itself."""
+    """Return kind, offset and length of each segment, and of the table of segments itself."""
     if content[:4] != MAGIC or content[4:6] != b"\x02\x01":
         raise SandboxError(f"{name} is not a 64-bit little-endian ELF file")
     table, _ = _OFFSETS.unpack_from(content, _AT_OFFSETS)

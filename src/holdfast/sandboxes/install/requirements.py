@@ -1,6 +1,7 @@
-"""Decides what a sandbox needs to run our server: nothing, our package, or the bundle; pure but for `own_probe`.
+"""Decides what must be installed in a sandbox to run the server: nothing, our package, or the bundle.
 
-The sandbox's Python, if there is one, is asked once by `PROBE`. In doubt it is the bundle, which needs nothing.
+`PROBE` runs once on the sandbox's Python, if there is one. In doubt the bundle is required, because it needs
+nothing of the sandbox. Pure but for `own_probe`.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ print(json.dumps({
 PYTHON: Final = (3, 11)
 MSGSPEC: Final = (0, 19)
 
-Fit = Literal["installed", "package", "package-with-msgspec", "bundle"]
+Requirement = Literal["installed", "package", "package-with-msgspec", "bundle"]
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """What a sandbox's Python tells of itself."""
+    """The output of `PROBE`: the Python of a sandbox."""
 
     python: tuple[int, int]
     implementation: str
@@ -63,22 +64,22 @@ class Probe(msgspec.Struct, frozen=True):
     #: Versions of what is installed.
     holdfast: str | None = None
     msgspec: str | None = None
-    #: Whether the parts of the standard library are there that distributions like to leave out.
+    #: Whether it has the parts of the standard library that distributions often leave out.
     complete: bool = True
 
 
 def read_probe(printed: str | bytes) -> Probe | None:
-    """What `PROBE` printed; None if it is nothing of the kind, and so of no use."""
+    """Decode the output of `PROBE`; None if it is something else."""
     try:
         return msgspec.json.decode(printed, type=Probe)
     except msgspec.DecodeError:
         return None
 
 
-def fits(probe: Probe | None, own: Probe) -> Fit:
-    """What to put into a sandbox whose Python told `probe`, from a machine whose own told `own`.
+def required(probe: Probe | None, own: Probe) -> Requirement:
+    """Return what to install in a sandbox with the Python `probe`, from a machine with the Python `own`.
 
-    - `installed`: it has this very version of holdfast, on a Python that can run it.
+    - `installed`: it has the same version of holdfast, on a Python that can run it.
     - `package`: its Python is new enough and has a msgspec that is new enough.
     - `package-with-msgspec`: it lacks msgspec, and ours, an extension module, fits: the same SOABI, and a C library
       not older than ours, for which ours may have been built.
@@ -86,28 +87,28 @@ def fits(probe: Probe | None, own: Probe) -> Fit:
     """
     if probe is None or probe.python < PYTHON or probe.implementation != "cpython" or not probe.complete:
         return "bundle"
-    if probe.msgspec is not None and _numbers(probe.msgspec) >= MSGSPEC:
+    if probe.msgspec is not None and version_numbers(probe.msgspec) >= MSGSPEC:
         return "installed" if probe.holdfast == own.holdfast else "package"
     same = bool(probe.soabi) and (probe.soabi, probe.machine) == (own.soabi, own.machine)
-    if same and _numbers(probe.libc or "") >= _numbers(own.libc or ""):
+    if same and version_numbers(probe.libc or "") >= version_numbers(own.libc or ""):
         return "package-with-msgspec"
     return "bundle"
 
 
 @functools.cache
 def own_probe() -> Probe:
-    """What the Python that runs us tells of itself."""
+    """Return the probe of the Python that runs us."""
     done = subprocess.run([sys.executable, "-I", "-c", PROBE], capture_output=True, text=True, check=False)
     probe = read_probe(done.stdout)
     if probe is None:
         raise SandboxError(
-            f"{sys.executable} does not tell its version: {done.stderr.strip() or done.stdout.strip()}"
+            f"{sys.executable} does not print its version: {done.stderr.strip() or done.stdout.strip()}"
         )
-    # Run from sources we are not installed, and still of this version.
+    # Run from sources, holdfast has a version without being installed.
     return msgspec.structs.replace(probe, holdfast=holdfast.__version__)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with; of `glibc 2.36`, those after the name."""
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return the first numbers of a version, `glibc 2.36` included."""
     found = re.search(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()

@@ -1,7 +1,7 @@
-"""The bundle as a tree on this machine, for jails that see it where it is and for engines that copy trees.
+"""The bundle as a tree on this machine, for jails that mount it and for engines that copy trees.
 
-Unpacked once, beside the tar that it comes from. Who uses a tree holds a lock on it, so that a program with another
-bundle does not take it away from under a jail.
+Unpacked once, beside its tar. Each user of a tree holds a lock on it, so that a program with another bundle does
+not remove the tree while a jail runs from it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.sandboxes.install.bundle import Bundle, cache_directory
 
 @contextlib.asynccontextmanager
 async def unpacked(bundle: Bundle) -> AsyncIterator[Path]:
-    """The directory with the tree of this bundle, which stays for the block; its last part is the bundle's name."""
+    """Unpack a bundle, and hold its tree for the block; the last part of the path is the bundle's name."""
     path, held = await asyncio.to_thread(_unpack, bundle)
     try:
         yield path
@@ -42,7 +42,7 @@ def _unpack(bundle: Bundle) -> tuple[Path, int]:
 
 
 def _hold(tree: str) -> int | None:
-    """A descriptor that keeps the tree; None if there is none, or it was being removed."""
+    """Return a descriptor that locks the tree; None if the tree does not exist or was being removed."""
     try:
         fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def _extract(bundle: Bundle, target: str) -> None:
     aside = tempfile.mkdtemp(prefix=f".{bundle.name}.", dir=os.path.dirname(target))
     try:
         with tarfile.open(bundle.path, "r:gz") as tar:
-            # Python 3.11.2, which Debian 12 has, knows no filters.
+            # Python 3.11.2, which Debian 12 has, lacks filters.
             if hasattr(tarfile, "data_filter"):
                 tar.extraction_filter = tarfile.data_filter
             tar.extractall(aside)
@@ -68,12 +68,12 @@ def _extract(bundle: Bundle, target: str) -> None:
         os.rename(aside, target)
     except OSError:
         shutil.rmtree(aside, ignore_errors=True)
-        if not os.path.isdir(target):  # else somebody was faster
+        if not os.path.isdir(target):  # otherwise another process unpacked it
             raise
 
 
 def _remove_unused(tree: str) -> None:
-    with contextlib.suppress(FileNotFoundError):  # somebody was faster
+    with contextlib.suppress(FileNotFoundError):  # another process removed it
         fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

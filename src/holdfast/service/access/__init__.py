@@ -1,1 +1,1 @@
-"""Which callers are admitted, and how often they may call."""
+"""Authentication of callers, their rate limits, and admission of their calls."""

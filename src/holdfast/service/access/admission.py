@@ -1,6 +1,6 @@
-"""What every call passes in both front ends: who calls, how often, what is told when it fails, what is counted.
+"""Admission of calls in both front ends: authentication, rate limits, errors, observation.
 
-A call that a bug of ours ends is answered with an id and nothing else; the log has the same id with the rest.
+The reply to a call that fails by a bug has only an id; the log has the traceback under the same id.
 """
 
 from __future__ import annotations
@@ -14,44 +14,49 @@ from typing import Any, Final, Literal, Protocol
 
 from holdfast.service.access.rates import Rates
 from holdfast.service.access.tokens import Access
-from holdfast.service.fronts.handler import Method
+from holdfast.service.fronts.handler import RpcMethod
 from holdfast.service.problems import Bug, Problem, Unavailable
 from holdfast.service.types import Caller
 
 FrontName = Literal["grpc", "http"]
-#: A client that is sent away by a service that stops finds another replica, or this one again, after about this.
+#: After this time, a refused client finds another replica, or this one after its restart.
 _COME_BACK_SECONDS: Final = 1.0
 
 _log = logging.getLogger("holdfast.service.calls")
 
 
-class ObservedCall(Protocol):
-    """Metrics, traces and log lines of one call. All of it is called in the call's own task."""
+class CallObservation(Protocol):
+    """Metrics, traces and log lines of one call. The methods are called in the task of the call."""
 
     def identified(self, caller: Caller) -> None:
-        """It is this caller's."""
+        """The caller is authenticated."""
         ...
 
     def concerns(self, session_id: str, command_id: str) -> None:
-        """It is about these, as far as it is known by now; what is empty is not."""
+        """The call concerns this session and command; an empty id is not known yet."""
         ...
 
     def end(self, status: str) -> None:
-        """With a status's name, `OK` and `CANCELLED` among them."""
+        """The call ended with this status, such as `OK` or `CANCELLED`."""
         ...
 
 
 class CallObserver(Protocol):
-    """Who wants to see calls."""
+    """Creates the observation of each call."""
 
-    def begin(self, front: FrontName, method: str, headers: Mapping[str, str]) -> ObservedCall: ...
+    def begin(self, front: FrontName, method: str, headers: Mapping[str, str]) -> CallObservation: ...
 
 
-class Call:
-    """One call that was let in. `end` must be called once."""
+class AdmittedCall:
+    """One admitted call. `end` must be called once."""
 
     def __init__(
-        self, caller: Caller, method: Method, rates: Rates, observed: ObservedCall | None, calls: set[Call]
+        self,
+        caller: Caller,
+        method: RpcMethod,
+        rates: Rates,
+        observed: CallObservation | None,
+        calls: set[AdmittedCall],
     ) -> None:
         self.caller = caller
         self.method = method
@@ -63,13 +68,13 @@ class Call:
         self._interrupted = False
 
     def check(self, request: Any) -> None:
-        """Once the request is read: what it asks for may have a limit of its own."""
+        """Apply the limits that depend on the request."""
         if self.method.makes_session(request):
             self._rates.create(self.caller.agent_id)
         self._concerns(request)
 
     def answered(self, reply: Any) -> Any:
-        """The reply, which may name what the request did not."""
+        """Return the reply, and observe its ids, which the request may not have had."""
         self._concerns(reply)
         return reply
 
@@ -78,14 +83,14 @@ class Call:
             self._observed.concerns(getattr(message, "session_id", ""), getattr(message, "command_id", ""))
 
     def interrupt(self) -> None:
-        """End it now: the service stops."""
+        """End the call because the service stops."""
         if self._task is not None and not self._interrupted:
             self._interrupted = True
             self._task.cancel()
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Inside it, whatever goes wrong leaves as a Problem. A call whose client went away stays cancelled."""
+        """Convert exceptions inside the block to Problems. The call of a disconnected client stays cancelled."""
         try:
             yield
         except Problem as problem:
@@ -111,17 +116,19 @@ class Call:
 
 
 class Admission:
-    """The door that both front ends share."""
+    """Admits the calls of both front ends."""
 
     def __init__(self, access: Access, rates: Rates, observer: CallObserver | None = None) -> None:
         self.access = access
         self._rates = rates
         self._observer = observer
         self._stopping = False
-        self._calls: set[Call] = set()
+        self._calls: set[AdmittedCall] = set()
 
-    async def begin(self, front: FrontName, method: Method, headers: Mapping[str, str], peer: str) -> Call:
-        """Let a call in, or say why not. `headers` have lower-case names."""
+    async def begin(
+        self, front: FrontName, method: RpcMethod, headers: Mapping[str, str], peer: str
+    ) -> AdmittedCall:
+        """Admit a call, or raise a Problem. `headers` have lower-case names."""
         observed = self._observer.begin(front, method.name, headers) if self._observer is not None else None
         try:
             if self._stopping:
@@ -130,7 +137,7 @@ class Admission:
             if observed is not None:
                 observed.identified(caller)
             self._rates.begin(caller.agent_id, stream=method.stream)
-            call = Call(caller, method, self._rates, observed, self._calls)
+            call = AdmittedCall(caller, method, self._rates, observed, self._calls)
         except Problem as problem:
             if observed is not None:
                 observed.end(problem.status)
@@ -147,7 +154,7 @@ class Admission:
         return call
 
     def stop(self) -> None:
-        """Let nobody in any more, and end the calls that only wait: their clients go on from their tokens."""
+        """Refuse new calls, and end the calls that only wait: their clients resume from their tokens."""
         self._stopping = True
         for call in list(self._calls):
             if call.method.waits:
@@ -160,18 +167,18 @@ class Admission:
 
 def stopping() -> Unavailable:
     return Unavailable(
-        "this replica is stopping; the same call may be made again, from the last token that came",
+        "this replica is stopping; repeat the call, with the last token received",
         reason="SHUTTING_DOWN",
         retry_after=_COME_BACK_SECONDS,
     )
 
 
 def bug(error: Exception, method: str) -> Bug:
-    """What outsiders hear of an error that nobody expected. The rest is logged under the same id."""
+    """Log an unexpected error under a new id; return the Problem with this id for the caller."""
     error_id = secrets.token_hex(8)
-    _log.error("%s failed with a bug of ours, error_id=%s", method, error_id, exc_info=error)
+    _log.error("%s failed by a bug, error_id=%s", method, error_id, exc_info=error)
     return Bug(
-        f"the service failed in a way that it should not; its log has more under error_id {error_id}",
+        f"internal error of the service; its log has the traceback under error_id {error_id}",
         reason="INTERNAL",
         error_id=error_id,
     )

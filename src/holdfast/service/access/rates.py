@@ -1,7 +1,7 @@
-"""How often and how much at once an agent may ask: token buckets and counters, in memory; pure, time is given.
+"""Rate and concurrency limits of agents: token buckets and counters in memory; pure.
 
-Each replica counts for itself: with N of them an agent gets at most N times as much, which is still a bound, and
-needs no row that every call writes. Limits on sessions are the store's and exact.
+Each replica counts separately: with N replicas an agent gets at most N times the limit, and no call has to write a
+row. The limits of sessions are in the store and exact.
 """
 
 from __future__ import annotations
@@ -9,27 +9,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from holdfast.service.clock import Clock
+from holdfast.service.clock import WallClock
 from holdfast.service.problems import Exhausted
-from holdfast.service.types import Struct
+from holdfast.service.settings import ServiceSettings
 
-#: Agents (or peers) whose buckets are kept. Full ones are forgotten first: they say nothing.
+#: Agents (or peers) with a bucket. Full buckets are dropped first: they limit nothing.
 MOST_KEPT: Final = 10_000
-
-
-class RateSettings(Struct, frozen=True):
-    """The limits of one agent on one replica; 0 switches a limit off."""
-
-    #: One replica answers some thousands of small calls a second on a core; one agent should not get them all.
-    calls_per_second: float = 500.0
-    calls_burst: int = 1_000
-    #: A session is processes in a sandbox: tens of milliseconds of work there.
-    creates_per_second: float = 10.0
-    creates_burst: int = 50
-    #: Long polls count: one for each of an agent's sessions, and some calls beside them.
-    concurrent_calls: int = 256
-    #: A stream holds a connection to the sandbox's output for as long as it lasts.
-    concurrent_streams: int = 128
 
 
 class TokenBucket:
@@ -42,7 +27,7 @@ class TokenBucket:
         self._at = now
 
     def take(self, now: float) -> float:
-        """0 if there was a token; else the seconds until there is one."""
+        """Take a token and return 0, or return the seconds until there is one."""
         self._refill(now)
         if self._tokens >= 1.0:
             self._tokens -= 1.0
@@ -54,16 +39,16 @@ class TokenBucket:
         return self._tokens >= self._burst
 
     def _refill(self, now: float) -> None:
-        # The wall clock may be set back: then nothing is refilled for that step, and nothing taken away.
+        # A clock that was set back refills nothing and takes nothing away.
         if now > self._at:
             self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_second)
         self._at = now
 
 
 class Buckets:
-    """A bucket for each name, bounded."""
+    """A bucket for each name, bounded in number."""
 
-    def __init__(self, per_second: float, burst: int, clock: Clock, *, most: int = MOST_KEPT) -> None:
+    def __init__(self, per_second: float, burst: int, clock: WallClock, *, most: int = MOST_KEPT) -> None:
         self._per_second = per_second
         self._burst = burst
         self._clock = clock
@@ -74,7 +59,7 @@ class Buckets:
         return len(self._buckets)
 
     def take(self, name: str) -> float:
-        """0 if `name` may; else in how many seconds."""
+        """Take a token of `name` and return 0, or return the seconds until there is one."""
         if self._per_second <= 0:
             return 0.0
         now = self._clock.time()
@@ -95,16 +80,16 @@ class Buckets:
 
 
 class Rates:
-    """What every call of an agent passes before it does anything."""
+    """The limits that every call of an agent passes first."""
 
-    def __init__(self, settings: RateSettings, clock: Clock) -> None:
+    def __init__(self, settings: ServiceSettings, clock: WallClock) -> None:
         self._settings = settings
         self._calls = Buckets(settings.calls_per_second, settings.calls_burst, clock)
         self._creates = Buckets(settings.creates_per_second, settings.creates_burst, clock)
         self._running: dict[tuple[str, bool], int] = {}
 
     def begin(self, agent_id: str, *, stream: bool = False) -> None:
-        """One call more. One that asks too much is refused with the time after which it may ask again."""
+        """Count one more call, or raise `Exhausted` with the time until a retry."""
         settings = self._settings
         key = (agent_id, stream)
         most, name = (
@@ -125,25 +110,25 @@ class Rates:
         self._running[key] = self._running.get(key, 0) + 1
 
     def end(self, agent_id: str, *, stream: bool = False) -> None:
-        """Once for each that began."""
+        """Count one call less; called once for each `begin`."""
         key = (agent_id, stream)
         self._running[key] -= 1
         if not self._running[key]:
             del self._running[key]
 
     def create(self, agent_id: str) -> None:
-        """Before a session is made."""
+        """Count the creation of a session, or raise `Exhausted`."""
         if wait := self._creates.take(agent_id):
             raise _too_often(agent_id, "creates", self._settings.creates_per_second, wait)
 
     def running(self, agent_id: str, *, stream: bool = False) -> int:
-        """Calls, or streams, of an agent that are under way."""
+        """Return the number of open calls, or streams, of an agent."""
         return self._running.get((agent_id, stream), 0)
 
 
 def _too_often(agent_id: str, what: str, per_second: float, wait: float) -> Exhausted:
     return Exhausted(
-        f"{agent_id} asks more often than {what}_per_second = {per_second:g} allows",
+        f"{agent_id} exceeds {what}_per_second = {per_second:g}",
         reason="RATE_LIMIT",
         retry_after=wait,
         limit=f"{what}_per_second",

@@ -1,6 +1,6 @@
-"""The users that sessions of a root server run as: a range of uids, of which each agent gets one for good.
+"""The uids of sessions on a server that runs as root: a range, of which each agent keeps one.
 
-Reads the machine's lists of users, to see that the range is free.
+Reads the user databases of the machine to check that the range is free.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ import re
 from typing import Final
 
 from holdfast.errors import InvalidParams
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
-#: Below are the machine's own accounts.
+#: Lower uids belong to the accounts of the machine.
 LOWEST: Final = 1_000
-#: 2**32 - 1 is no uid, and programs that keep uids as signed numbers go wrong above 2**31 - 1.
+#: 2**32 - 1 is not a uid, and programs with signed uids fail above 2**31 - 1.
 HIGHEST: Final = 2**31 - 1
-#: `nobody`, to whom the kernel maps uids that a namespace has no name for; and the 16-bit "no uid".
+#: The overflow uid, to which the kernel maps uids without a mapping in a namespace; and the 16-bit "no uid".
 _NOT_FOR_USE: Final = (65_534, 65_535)
 #: Files of `NAME:FIRST:COUNT` lines: ranges that user namespaces of containers have.
 _SUBORDINATE: Final = ("/etc/subuid", "/etc/subgid")
 _ACCOUNTS: Final = ("/etc/passwd", "/etc/group")
 
 
-class UidRange(Struct, frozen=True):
+class UidRange(ServiceStruct, frozen=True):
     """The first and the last uid; group ids are the same numbers."""
 
     first: int
@@ -33,7 +33,7 @@ class UidRange(Struct, frozen=True):
 
 
 def parse_uids(text: str) -> UidRange:
-    """The range that a setting `FIRST-LAST` names."""
+    """Return the range of a setting `FIRST-LAST`."""
     match = re.fullmatch(r"(\d{1,10})-(\d{1,10})", text)
     if match is None:
         raise InvalidParams(f"settings: session_uids is {text!r}: give FIRST-LAST, as in 1900000000-1900065535")
@@ -41,12 +41,12 @@ def parse_uids(text: str) -> UidRange:
     if not LOWEST <= uids.first <= uids.last <= HIGHEST:
         raise InvalidParams(f"settings: session_uids is {text!r}: from {LOWEST} to {HIGHEST}, the lower one first")
     if any(uids.overlap(uid, uid) for uid in _NOT_FOR_USE):
-        raise InvalidParams(f"settings: session_uids is {text!r}: 65534 and 65535 are the users of nobody")
+        raise InvalidParams(f"settings: session_uids is {text!r}: 65534 and 65535 are reserved")
     return uids
 
 
 def check_free(uids: UidRange, etc: str = "/etc") -> None:
-    """`InvalidParams` if an account of this machine, or a range of its containers, has uids of the range."""
+    """Raise `InvalidParams` if an account of this machine, or a range of its containers, has a uid of the range."""
     for path in (*_SUBORDINATE, *_ACCOUNTS):
         for line in _lines(path.replace("/etc", etc, 1)):
             fields = line.split(":")
@@ -70,4 +70,4 @@ def _lines(path: str) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise InvalidParams(f"settings: session_uids: {path} cannot be read: {error.strerror}") from None
+        raise InvalidParams(f"settings: session_uids: cannot read {path}: {error.strerror}") from None

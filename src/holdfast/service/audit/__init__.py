@@ -1,1 +1,1 @@
-"""What the audit log is made of: the hash chain, the removal of secrets, and how rows read. No database here."""
+"""Parts of the audit log without a database: the hash chain, the redaction, and the rendering of rows."""

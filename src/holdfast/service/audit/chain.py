@@ -1,7 +1,7 @@
-"""The hash chain of the audit log: how a row is hashed, and what a stream of rows tells about changes to it; pure.
+"""The hash chain of the audit log: computes the hash of a row, and finds tampering in a stream of rows; pure.
 
-Each row's hash covers the row and the hash before it, so a row cannot be changed, taken out or put in without the
-next one showing it. With a key the hashes are HMACs, and cannot be made again by whoever can write the database.
+Each row's hash covers the row and the previous hash, so a row cannot be changed, removed or inserted without
+breaking the next one. With a key the hashes are HMACs: write access to the database is not enough to forge them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from holdfast.service.types import AuditEntry, AuditRow, Struct
+from holdfast.service.types import AuditEntry, AuditRow, ServiceStruct
 
-#: What stands before the first row of a stream.
+#: Hash before the first row of a stream.
 GENESIS: Final = "0" * 64
-#: Rows of the service's own stream that speak about others: a stream has begun; it had this last row when its
-#: session closed, or when so many rows were written; it was removed by retention; old rows of the service's own
-#: stream were.
+#: Rows of the service's own stream about others: a stream began; its last row when the session closed, or after so
+#: many rows; it was removed by retention; old rows of the service's own stream were.
 OPENED: Final = "stream_opened"
 MARKED: Final = "stream_marked"
 REMOVED: Final = "stream_removed"
@@ -29,8 +28,8 @@ ABOUT_STREAMS: Final = (OPENED, MARKED, REMOVED, TRIMMED)
 Fault = Literal["changed", "missing", "cut", "added", "unknown", "removed"]
 
 
-class Break(Struct, frozen=True):
-    """A place where the log does not hold. `seq` 0 is the stream as a whole."""
+class Break(ServiceStruct, frozen=True):
+    """A position where the log fails verification. `seq` 0 is the stream as a whole."""
 
     session_id: str
     seq: int
@@ -42,8 +41,8 @@ class Break(Struct, frozen=True):
         return f"{where}, row {self.seq}: {self.detail}" if self.seq else f"{where}: {self.detail}"
 
 
-class StreamMark(Struct, frozen=True):
-    """The body of a row about another stream: what its last row was, and where the row about its beginning is."""
+class StreamMark(ServiceStruct, frozen=True):
+    """Body of a row about another stream: its last row, and the number of the row about its beginning."""
 
     session_id: str
     seq: int = 0
@@ -54,7 +53,7 @@ class StreamMark(Struct, frozen=True):
 
 
 def row_hash(previous: str, row: AuditEntry | AuditRow, seq: int, body: str, key: bytes | None = None) -> str:
-    """The hash of a row in its place. The row goes in as a JSON array: no field can run into the next."""
+    """Return the hash of a row. The input is a JSON array, so no field can run into the next."""
     fields = [previous, row.session_id, seq, float(row.at), row.agent_id, row.kind, row.command_id, body]
     data = msgspec.json.encode(fields)
     if key is None:
@@ -65,7 +64,7 @@ def row_hash(previous: str, row: AuditEntry | AuditRow, seq: int, body: str, key
 def chained(
     entries: Iterable[AuditEntry], after_seq: int, previous: str, key: bytes | None = None
 ) -> list[AuditRow]:
-    """The entries of one stream as rows that follow the row with this number and hash."""
+    """Return the entries of one stream as rows after the row with this number and hash."""
     rows = []
     for seq, entry in enumerate(entries, after_seq + 1):
         body = encode_body(entry.body)
@@ -88,11 +87,11 @@ def chained(
 
 
 def encode_body(body: dict[str, Any]) -> str:
-    """The body as JSON in one way only: keys in order, nothing that a database's text column would refuse."""
+    """Encode the body as canonical JSON: sorted keys, and nothing that a text column would reject."""
     try:
         return msgspec.json.encode(body, order="deterministic").decode()
     except UnicodeEncodeError:
-        # Bytes that are no UTF-8 come as lone surrogates from file names and arguments; JSON has no word for them.
+        # Bytes of file names and arguments that are not UTF-8 arrive as lone surrogates, which JSON cannot encode.
         return msgspec.json.encode(_without_surrogates(body), order="deterministic").decode()
 
 
@@ -107,12 +106,12 @@ def _without_surrogates(value: Any) -> Any:
 
 
 def key_id(key: bytes | None) -> str:
-    """What the database keeps of the key, so that another one is noticed: it cannot be guessed from it."""
+    """Return the id of a key for the database, to detect another key; the key cannot be derived from it."""
     return "" if key is None else hmac.new(key, b"holdfast audit key", hashlib.sha256).hexdigest()[:16]
 
 
 class StreamCheck:
-    """Looks at the rows of one stream in their order, as many at a time as come, and keeps nothing of them."""
+    """Checks the rows of one stream in order, any number at a time, without storing them."""
 
     def __init__(
         self, session_id: str, key: bytes | None = None, *, base_seq: int = 0, base_hash: str = GENESIS
@@ -134,13 +133,15 @@ class StreamCheck:
             elif row.previous != self.hash:
                 breaks.append(self._break(row.seq, "changed", "the row before it was changed, or put in its place"))
             if row_hash(row.previous, row, row.seq, row.body, self._key) != row.hash:
-                breaks.append(self._break(row.seq, "changed", "its content does not have its hash: it was changed"))
-            # One change is one finding: what follows is held against the hash that stands there.
+                breaks.append(
+                    self._break(row.seq, "changed", "its content does not match its hash: it was changed")
+                )
+            # One change is one finding: the following rows are checked against the stored hash.
             self.seq, self.hash = row.seq, row.hash
         return breaks
 
     def end(self, last_seq: int, last_hash: str) -> list[Break]:
-        """After the last row: is it the one that the stream's head names?"""
+        """Compare the last row with the stream's head."""
         if self.seq < last_seq:
             first = self.seq + 1
             what = f"the rows from {first} on, to {last_seq}, were cut off"

@@ -1,4 +1,4 @@
-"""How rows of the audit read for people, and how people say times; pure."""
+"""Renders rows of the audit as text, and parses times that users enter; pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from holdfast.service.audit.chain import ABOUT_STREAMS
 from holdfast.service.problems import Invalid
 from holdfast.service.types import AuditRow
 
-#: What a line shows of one value; --json has all of it.
+#: Characters of one value in a line; --json has all of it.
 VALUE_CHARS: Final = 200
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
-#: Parts of a body that say most, and so come first and without their name.
+#: The most informative fields of a body, which come first and without their name.
 _FIRST: Final = ("type", "command", "text", "action", "verdict", "detail", "message")
 
 
 def line(row: AuditRow, *, zone: tzinfo | None = None) -> str:
-    """One row as one line: when, which session and row, what, of which command, and what its body says."""
+    """Return one row as one line: time, session and row, kind, command, and body."""
     when = datetime.fromtimestamp(row.at, UTC).astimezone(zone)
     where = f"{row.session_id or '-'}/{row.seq}"
     parts = [when.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3], where, row.agent_id or "-", row.kind]
@@ -32,7 +32,7 @@ def line(row: AuditRow, *, zone: tzinfo | None = None) -> str:
 
 
 def fields(row: AuditRow) -> dict[str, Any]:
-    """One row as an object for `--json`, its body taken apart."""
+    """Return one row as an object for `--json`, with its body decoded."""
     return {
         "sessionId": row.session_id,
         "seq": row.seq,
@@ -47,17 +47,17 @@ def fields(row: AuditRow) -> dict[str, Any]:
 
 
 def moment(text: str, now: float) -> float:
-    """A time that a person gave: `90s`, `10m`, `2h`, `3d`, `1w` ago, a date, a date with a time, or `@SECONDS`."""
+    """Parse a time: `90s`, `10m`, `2h`, `3d`, `1w` ago, a date, a date with a time, or `@SECONDS`."""
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text):
         return now - float(match[1]) * _UNITS[match[2]]
     try:
         if text.startswith("@"):
             return float(text[1:])
-        # Without a zone it is the machine's own, as on its clocks.
+        # Without a zone it is in the machine's time zone.
         return datetime.fromisoformat(text).astimezone().timestamp()
     except (ValueError, OverflowError):
         raise Invalid(
-            f"{text!r} is no time: give 10m, 2h or 3d (ago), 2026-07-31, 2026-07-31T12:00:00+02:00 or @SECONDS",
+            f"{text!r} is not a time: use 10m, 2h or 3d (ago), 2026-07-31, 2026-07-31T12:00:00+02:00 or @SECONDS",
             reason="BAD_TIME",
         ) from None
 
@@ -79,11 +79,11 @@ def _decoded(body: str) -> Any:
     try:
         return msgspec.json.decode(body)
     except msgspec.DecodeError:
-        return body  # somebody changed it: shown as it is, `verify` tells
+        return body  # tampered row: shown as it is, `verify` reports it
 
 
 def _shown(value: Any) -> str:
-    """As text on one line that cannot move a cursor, whatever a command printed."""
+    """Return text on one line without control characters, whatever a command printed."""
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     text = text.rstrip("\n")
     shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

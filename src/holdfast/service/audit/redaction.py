@@ -1,8 +1,8 @@
-"""Takes what looks like a secret out of texts before they are written down, and cuts long ones; pure.
+"""Removes probable secrets from texts before they are recorded, and truncates long ones; pure.
 
-Nobody tells us the secrets of agents, so they are known by their form: keys of well-known makers, what stands where
-a password stands. Each pattern looks at a bounded piece of text, so that no text makes it slow. A secret that is
-typed in pieces, or that looks like nothing, is not found; what is typed at a password prompt is never written down.
+The service does not have the agents' secrets, so it recognises them by form: keys of well-known issuers, and values
+in the position of a password. Each pattern matches a bounded piece of text, so that no text makes it slow. A secret
+that is typed in pieces, or has no recognisable form, is not found; input at a password prompt is never recorded.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from holdfast.secret_names import SIGNS, looks_secret
 from holdfast.service.problems import Invalid
 
 REDACTED: Final = "[redacted]"
-#: Passwords of one command that are found; a command has one, and a second by mistake or to hide it.
+#: Passwords found in one command; a command has one, or a second by mistake or to hide it.
 _MOST_PASSES: Final = 16
 
-#: A value: quoted, or up to what ends a word in a command line, in JSON or in a URL's query; a shell joins parts
-#: that touch (`"a"b'c'`) to one. Not an expansion: `$X` tells nothing.
+#: A value: quoted, or up to the end of a word in a command line, in JSON or in a URL's query; a shell joins
+#: adjacent parts (`"a"b'c'`). Not an expansion: `$X` reveals nothing.
 _VALUE: Final = r"(?P<secret>(?!\$)(?:\"[^\"\n]{1,4096}\"|'[^'\n]{1,4096}'|[^\s\"'&;,}]{1,4096}){1,64})"
 
-#: Patterns, each with signs of which one is in whatever it finds, in small letters: most texts have none, and to
-#: look for those is a hundredth of the work. What is replaced is the group `secret`, or all of it; where there is a
-#: group `name`, only if that looks like the name of a secret.
+#: Patterns, each with lower-case fragments of which every match contains one: most texts contain none, and checking
+#: fragments first takes a hundredth of the time. The group `secret`, or the whole match, is replaced; with a group
+#: `name`, only if that is the name of a secret.
 PATTERNS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
-    # First those that go by a program's name, which a value that is missing before it would take in.
+    # First the patterns for a program's name, which a later pattern could match as a value.
     (("mysql", "mariadb"), r"\b(?:mysql|mariadb)[^\n|;&]{0,512}?\s-p(?!\[redacted\])(?P<secret>\S{1,256})"),
     (
         ("curl",),
         r"\bcurl\s[^\n|;&]{0,400}?(?<=\s)(?:-u|--user)[ =]{0,2}[\"']?[^\s:\"']{0,256}:"
         r"(?!\[redacted\])(?P<secret>[^\s\"']{1,256})",
     ),
-    # Keys in PEM, also those of which the end is missing.
+    # PEM keys, also truncated ones.
     (
         ("private key-----",),
         r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----(?P<secret>(?:[^-]|-(?!----)){1,16000})",
     ),
-    # Amazon's key ids, and those of other makers that say whose they are.
+    # Amazon's key ids, and those of other issuers with a recognisable prefix.
     (("akia", "asia", "agpa", "aida", "aroa", "anpa"), r"\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{16}\b"),
     (
         ("sk-", "sk_", "pk-", "pk_", "rk-", "rk_", "xai", "gsk", "hf_", "hf-"),
@@ -56,7 +56,7 @@ PATTERNS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     ),
     # JSON web tokens.
     (("eyj",), r"\beyJ[A-Za-z0-9_-]{8,4096}\.eyJ[A-Za-z0-9_-]{8,4096}\.[A-Za-z0-9_-]{8,1024}"),
-    # Headers. What they say stands on their own line; the next one is another's.
+    # Headers. The value ends with the line; the next line is another header.
     (
         ("authorization",),
         r"(?i)authorization[\"']?[^\S\n]{0,4}[:=][^\S\n]{0,4}[\"']?"
@@ -66,27 +66,27 @@ PATTERNS: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     (("cookie:",), r"(?i)cookie:[^\S\n]{0,4}(?P<secret>[^\n\"']{4,4096})"),
     # The password in a URL.
     (("://",), r"://[^\s/:@\"']{0,256}:(?P<secret>[^\s/@\"']{1,1024})@"),
-    # Options of commands: by their name, and the short ones of programs that take a password so.
+    # Options: by their name, and the short password options of known programs.
     (SIGNS, rf"(?<!\S)--?(?P<name>[A-Za-z][A-Za-z0-9_-]{{1,60}})(?:=|\s{{1,4}}){_VALUE}"),
     (("sshpass",), r"\bsshpass\s{1,4}-p\s{0,4}(?P<secret>\S{1,256})"),
-    # `NAME=value`, `name: value`, `"name": "value"`, where the name says what the value is.
+    # `NAME=value`, `name: value`, `"name": "value"`, where the name is that of a secret.
     (SIGNS, rf"(?<![\w.-])(?P<name>[\w.-]++)[\"']?\s{{0,4}}[=:](?!=)\s{{0,4}}{_VALUE}"),
 )
 
 
 class Redactor:
-    """Called with a text, returns it without secrets."""
+    """Callable that returns a text without secrets."""
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
-        """`patterns` are regular expressions of one's own; a group `secret` in one is what alone is replaced."""
+        """`patterns` are additional regular expressions; a group `secret` limits the replacement to itself."""
         self._patterns = [(signs, re.compile(pattern), _MOST_PASSES) for signs, pattern in PATTERNS]
         for pattern in patterns:
             try:
-                # Once: a pattern that finds a part of `REDACTED` would make the text longer each time.
+                # Applied once: a pattern that matches a part of `REDACTED` would lengthen the text each time.
                 self._patterns.append((("",), re.compile(pattern), 1))
             except re.error as error:
                 raise Invalid(
-                    f"redact: {pattern!r} is no regular expression: {error}", reason="REDACT_PATTERN"
+                    f"redact: {pattern!r} is not a regular expression: {error}", reason="REDACT_PATTERN"
                 ) from None
 
     def __call__(self, text: str) -> str:
@@ -97,7 +97,7 @@ class Redactor:
         return text
 
     def body(self, value: Any) -> Any:
-        """The same for all texts in what is to become JSON; names of its parts count as names of values."""
+        """Redact all texts in a JSON value; its keys count as names of values."""
         if isinstance(value, str):
             return self(value)
         if isinstance(value, dict):
@@ -113,8 +113,7 @@ class Redactor:
 
 
 def _by_name(pattern: re.Pattern[str], text: str) -> str:
-    """Replace values whose names look like those of secrets. The search goes on after any other name, and not after
-    its value, which may hold the next name: `env: PASSWORD=x`."""
+    """Replace values of secret names. A value is searched for names as well: `env: PASSWORD=x`."""
     pieces: list[str] = []
     at = searched = 0
     while (match := pattern.search(text, searched)) is not None:
@@ -128,8 +127,7 @@ def _by_name(pattern: re.Pattern[str], text: str) -> str:
 
 
 def _without(pattern: re.Pattern[str], text: str, passes: int) -> str:
-    """Apply one pattern until it changes nothing: a program takes the last of several passwords, and a match that
-    begins at the program's name ends at the first."""
+    """Apply one pattern until nothing changes: a match ends at the first of several passwords."""
     for _ in range(passes):
         before, text = text, pattern.sub(_hidden, text)
         if text == before:
@@ -146,9 +144,9 @@ def _hidden(match: re.Match[str]) -> str:
 
 
 def cut(text: str, limit: int) -> dict[str, Any]:
-    """A text for a row's body: all of it, or its first `limit` bytes with the length and the hash of the whole.
+    """Return a text for a row's body: all of it, or its first `limit` bytes with length and hash of the whole.
 
-    To be given what is already redacted: the hash of a text of which only a short secret is unknown gives it away.
+    The text must be redacted already: the hash of a text with one short unknown secret reveals the secret.
     """
     data = text.encode(errors="replace")
     if len(data) <= limit:

@@ -1,14 +1,13 @@
 """The methods of the protocol as a Connect application (ASGI), built from its descriptor.
 
-A call is let in before its body is read, and every Problem leaves as a Connect error with its details.
+A call is admitted before its body is read. Every Problem becomes a Connect error with its details.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,19 +19,20 @@ from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
 from connectrpc.request import RequestContext
 from connectrpc.server import ConnectASGIApplication, Endpoint
 from google.protobuf.json_format import MessageToJson, Parse
+from google.protobuf.message import Message
 from protobuf.wkt import Any as PackedAny, Struct as JsonObject
 from starlette.types import ASGIApp
 
-from holdfast.service.access.admission import Admission, Call, bug
-from holdfast.service.fronts.handler import SERVICE_NAME, Handler, Method, methods
-from holdfast.service.fronts.status_details import Detail, details_of, message_of
+from holdfast.service.access.admission import Admission, AdmittedCall, bug
+from holdfast.service.fronts.handler import SERVICE_NAME, Handler, RpcMethod, methods
+from holdfast.service.fronts.status_details import details_of, message_of
 from holdfast.service.problems import Problem
 
-_call: ContextVar[Call] = ContextVar("holdfast_http_call")
+_call: ContextVar[AdmittedCall] = ContextVar("holdfast_http_call")
 
 
 def connect_application(handler: Handler, admission: Admission, max_request_bytes: int) -> ASGIApp:
-    """The ASGI application for all methods of the protocol."""
+    """Return the ASGI application for all methods of the protocol."""
 
     def endpoints(handler: Handler) -> Mapping[str, Endpoint[Any, Any]]:
         return {method.path: _endpoint(handler, method) for method in methods()}
@@ -40,7 +40,7 @@ def connect_application(handler: Handler, admission: Admission, max_request_byte
     application: ASGIApp = _Application(
         service=handler,
         endpoints=endpoints,  # type: ignore[arg-type]
-        interceptors=[_Door(admission)],
+        interceptors=[_AdmissionInterceptor(admission)],
         read_max_bytes=max_request_bytes,
         codecs=[google_protobuf_binary_codec(), _JsonCodec()],
     )
@@ -53,7 +53,7 @@ class _Application(ConnectASGIApplication[Handler]):
         return f"/{SERVICE_NAME}"
 
 
-def _endpoint(handler: Handler, method: Method) -> Endpoint[Any, Any]:
+def _endpoint(handler: Handler, method: RpcMethod) -> Endpoint[Any, Any]:
     info = MethodInfo(
         name=method.name,
         service_name=SERVICE_NAME,
@@ -67,7 +67,7 @@ def _endpoint(handler: Handler, method: Method) -> Endpoint[Any, Any]:
     return Endpoint.unary(info, _unary(handler, method))
 
 
-def _unary(handler: Handler, method: Method) -> Callable[[Any, RequestContext[Any, Any]], Awaitable[Any]]:
+def _unary(handler: Handler, method: RpcMethod) -> Callable[[Any, RequestContext[Any, Any]], Awaitable[Any]]:
     function = handler.unary(method)
 
     async def answer(request: Any, context: RequestContext[Any, Any]) -> Any:
@@ -82,7 +82,7 @@ def _unary(handler: Handler, method: Method) -> Callable[[Any, RequestContext[An
     return answer
 
 
-def _stream(handler: Handler, method: Method) -> Callable[[Any, RequestContext[Any, Any]], AsyncIterator[Any]]:
+def _stream(handler: Handler, method: RpcMethod) -> Callable[[Any, RequestContext[Any, Any]], AsyncIterator[Any]]:
     function = handler.stream(method)
 
     async def answer(request: Any, context: RequestContext[Any, Any]) -> AsyncIterator[Any]:
@@ -93,8 +93,8 @@ def _stream(handler: Handler, method: Method) -> Callable[[Any, RequestContext[A
                 async with contextlib.aclosing(function(call.caller, request)) as replies:  # type: ignore[type-var]
                     async for reply in replies:
                         yield reply
-                        # Sending does not wait while there is room, or nobody left to send to, and output that is
-                        # there already does not either: without this, nobody would notice that the client is gone.
+                        # Neither a send with room in the buffer nor a read of present output yields to the event
+                        # loop, and without a yield the disconnect of the client is not noticed.
                         await asyncio.sleep(0)
         except Problem as problem:
             raise connect_error(problem) from problem
@@ -102,14 +102,14 @@ def _stream(handler: Handler, method: Method) -> Callable[[Any, RequestContext[A
     return answer
 
 
-class _Door:
-    """The interceptor that lets calls in, before their bodies are read."""
+class _AdmissionInterceptor:
+    """The interceptor that admits calls before their bodies are read."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._methods = {method.name: method for method in methods()}
 
-    async def on_start(self, ctx: RequestContext[Any, Any]) -> Call:
+    async def on_start(self, ctx: RequestContext[Any, Any]) -> AdmittedCall:
         # Without the port, and `unix` if there is no address.
         peer = (ctx.client_address or "unix").rpartition(":")[0] or "unix"
         headers = dict(ctx.request_headers.items())
@@ -117,11 +117,11 @@ class _Door:
             call = await self._admission.begin("http", self._methods[ctx.method.name], headers, peer)
         except Problem as problem:
             raise connect_error(problem) from problem
-        # The call's own task runs all of it, so that its endpoint finds this again.
+        # The endpoint runs in the same task, so it has this context variable.
         _call.set(call)
         return call
 
-    async def on_end(self, token: Call, ctx: RequestContext[Any, Any], error: Exception | None, /) -> None:
+    async def on_end(self, token: AdmittedCall, ctx: RequestContext[Any, Any], error: Exception | None, /) -> None:
         try:
             if isinstance(error, ConnectError):
                 token.status = "CANCELLED" if error.code is Code.CANCELED else error.code.name
@@ -133,8 +133,10 @@ class _Door:
 
 
 class _JsonCodec(Codec[Any, Any]):
-    """Proto JSON on one line, with every field: `exitCode` is there when it is 0. A field that no message has is
-    an error: a word misspelt in a policy must not read as no policy."""
+    """Proto JSON on one line, with every field: `exitCode` is present when it is 0.
+
+    An unknown field is an error: a misspelt name in a policy must not be ignored.
+    """
 
     def name(self) -> str:
         return "json"
@@ -143,25 +145,23 @@ class _JsonCodec(Codec[Any, Any]):
         return MessageToJson(message, indent=None, always_print_fields_with_no_presence=True).encode()
 
     def decode(self, data: bytes | bytearray, message_class: type[Any]) -> Any:
-        # An empty body is an empty request: what `curl -d ''` means.
+        # An empty body (`curl -d ''`) is an empty request.
         return Parse(bytes(data) or b"{}", message_class(), ignore_unknown_fields=False)
 
 
 def connect_error(problem: Problem) -> ConnectError:
-    """A Problem as Connect has it."""
-    return ConnectError(Code[problem.status], message_of(problem), _details(details_of(problem)))
+    """Return the Connect error of a Problem."""
+    details = [_ReadableDetail(each) for each in details_of(problem)]
+    return ConnectError(Code[problem.status], message_of(problem), details)
 
 
-def _details(details: Iterable[Detail]) -> list[ErrorDetail]:
-    return [_ShownDetail(each) for each in details]
+class _ReadableDetail(ErrorDetail):
+    """A detail with its JSON form in `debug`, for users of curl."""
 
-
-class _ShownDetail(ErrorDetail):
-    """A detail with its `debug`, which people who use curl can read."""
-
-    def __init__(self, detail: Detail) -> None:
-        super().__init__(PackedAny(type_url=f"type.googleapis.com/{detail.type_name}", value=detail.value))
-        self._shown = detail.shown
+    def __init__(self, detail: Message) -> None:
+        url = f"type.googleapis.com/{detail.DESCRIPTOR.full_name}"
+        super().__init__(PackedAny(type_url=url, value=detail.SerializeToString()))
+        self._detail = detail
 
     def value(self, desc_or_registry: Any = None) -> Any:
-        return JsonObject.from_json(json.dumps(self._shown)) if desc_or_registry is None else None
+        return JsonObject.from_json(MessageToJson(self._detail)) if desc_or_registry is None else None

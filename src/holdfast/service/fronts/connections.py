@@ -1,8 +1,8 @@
-"""Raw connections of a port, counted from `accept(2)` on, in all and by address, and bounded before a request.
+"""Counts and bounds the connections of a port from `accept(2)` on, in total and by address.
 
 A connection is half-open until its first complete request head; a TLS handshake is part of that. The oldest
-half-open one is closed when there are too many of them, so a flood that never completes a head delays no client
-that does. Touches sockets that it accepted; the rules of `Gate` are pure.
+half-open connection is closed when there are too many, so a flood of incomplete heads does not delay other clients.
+Touches the sockets that it accepted; `ConnectionGate` is pure.
 """
 
 from __future__ import annotations
@@ -20,31 +20,28 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.service.types import Struct
+from holdfast.service.settings import DEFAULTS
+from holdfast.service.types import ServiceStruct
 
-#: Connections accepted before the event loop runs other work: a flood must not hold up calls that are under way.
+#: Connections accepted before the event loop runs other work: a flood must not delay pending calls.
 _AT_ONCE: Final = 16
-#: Without a descriptor there is nothing to close for a new one: look again after this long.
+#: Without a free descriptor, accepting pauses for this long.
 _PAUSE_SECONDS: Final = 0.1
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 _log = logging.getLogger("holdfast.service.fronts.connections")
 
 
-class ConnectionLimits(Struct, frozen=True):
-    """How many connections one port takes."""
+class ConnectionLimits(ServiceStruct, frozen=True):
+    """The limits of the connections of one port: in total, from one address, without a complete request head."""
 
-    #: In all.
-    most: int = 4_096
-    #: From one address. Agents behind one proxy share its address; half of all stays for others.
-    by_address: int = 2_048
-    #: Without a complete request head.
-    half_open: int = 512
-    #: How long a request head, or a TLS handshake, may take. 16 KiB come through 20 kbit/s in it.
-    head_seconds: float = 10.0
+    most: int = DEFAULTS.max_connections
+    by_address: int = DEFAULTS.connections_per_address
+    half_open: int = DEFAULTS.half_open_connections
+    head_seconds: float = DEFAULTS.head_seconds
 
     def within(self, descriptors: int) -> ConnectionLimits:
-        """The same for a port that may have so many descriptors."""
+        """Return these limits for a port that may have so many descriptors."""
         most = max(4, min(self.most, descriptors))
         return ConnectionLimits(
             most,
@@ -55,9 +52,9 @@ class ConnectionLimits(Struct, frozen=True):
 
 
 def descriptors_for_ports(wanted: int, reserved: int) -> int:
-    """How many descriptors connections may take: `wanted`, or what the limit leaves beside `reserved` ones.
+    """Return the number of descriptors for connections: `wanted`, or what the limit leaves beside `reserved`.
 
-    Raises the process's own limit as far as it may.
+    Raises the soft limit of the process up to the hard limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = wanted + reserved
@@ -71,43 +68,43 @@ def descriptors_for_ports(wanted: int, reserved: int) -> int:
     return left
 
 
-class Guest:
+class AcceptedConnection:
     """One accepted connection."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        #: Ends the connection without a reply.
+        #: Closes the connection without a reply.
         self.close: Callable[[], object] = lambda: None
-        #: Its transport has the socket.
+        #: The transport has the socket.
         self.connected = False
 
 
-class Gate:
-    """Which connections there are, and whether one more is taken."""
+class ConnectionGate:
+    """The open connections of a port, and the decision on a new one."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self._guests: set[Guest] = set()
-        #: In the order in which they came.
-        self._half_open: dict[Guest, None] = {}
+        self._connections: set[AcceptedConnection] = set()
+        #: In the order of their arrival.
+        self._half_open: dict[AcceptedConnection, None] = {}
         self._by_address: Counter[str] = Counter()
 
     @property
     def open(self) -> int:
-        return len(self._guests)
+        return len(self._connections)
 
     @property
     def half_open(self) -> int:
         return len(self._half_open)
 
     def admits(self, address: str) -> bool:
-        """Whether there is room for one more from an address; closes the oldest half-open connection to make room.
+        """Return whether an address may have one more connection; closes the oldest half-open one to make room.
 
-        The address of the peers of a Unix socket is empty: they have no limit of their own.
+        The peers of a Unix socket have an empty address and no limit by address.
         """
         limits = self.limits
         if address and self._by_address[address] >= limits.by_address:
-            oldest = next((guest for guest in self._half_open if guest.address == address), None)
+            oldest = next((connection for connection in self._half_open if connection.address == address), None)
         elif self.open >= limits.most or self.half_open >= limits.half_open:
             oldest = next(iter(self._half_open), None)
         else:
@@ -118,34 +115,34 @@ class Gate:
         oldest.close()
         return True
 
-    def enter(self, guest: Guest) -> None:
-        self._guests.add(guest)
-        self._half_open[guest] = None
-        self._by_address[guest.address] += 1
+    def enter(self, connection: AcceptedConnection) -> None:
+        self._connections.add(connection)
+        self._half_open[connection] = None
+        self._by_address[connection.address] += 1
 
-    def complete(self, guest: Guest) -> None:
-        """Its first request head has arrived."""
-        self._half_open.pop(guest, None)
+    def complete(self, connection: AcceptedConnection) -> None:
+        """The first request head of the connection has arrived."""
+        self._half_open.pop(connection, None)
 
-    def leave(self, guest: Guest) -> None:
-        """It is closed; may be repeated."""
-        if guest not in self._guests:
+    def leave(self, connection: AcceptedConnection) -> None:
+        """The connection is closed; may be called again."""
+        if connection not in self._connections:
             return
-        self._guests.discard(guest)
-        self._half_open.pop(guest, None)
-        self._by_address[guest.address] -= 1
-        if not self._by_address[guest.address]:
-            del self._by_address[guest.address]
+        self._connections.discard(connection)
+        self._half_open.pop(connection, None)
+        self._by_address[connection.address] -= 1
+        if not self._by_address[connection.address]:
+            del self._by_address[connection.address]
 
 
 class Acceptor:
-    """Accepts connections of one listening socket and gives each a protocol, if the gate admits it."""
+    """Accepts connections of one listening socket that the gate admits, and gives each a protocol."""
 
     def __init__(
         self,
         listener: socket.socket,
-        gate: Gate,
-        make_protocol: Callable[[Guest], asyncio.Protocol],
+        gate: ConnectionGate,
+        make_protocol: Callable[[AcceptedConnection], asyncio.Protocol],
         tls: ssl.SSLContext | None,
     ) -> None:
         self._listener = listener
@@ -162,7 +159,7 @@ class Acceptor:
         self._resume()
 
     def stop(self) -> None:
-        """Accept nothing more; handshakes that are under way end."""
+        """Stop accepting, and cancel pending handshakes."""
         if self._paused is not None:
             self._paused.cancel()
         self._loop.remove_reader(self._listener)
@@ -182,8 +179,8 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in _NO_DESCRIPTOR:
                     raise
-                # The listening socket stays readable: without a pause, the loop would do nothing else.
-                _log.error("a connection cannot be accepted: %s", os.strerror(error.errno))
+                # The listening socket stays readable: without a pause, the event loop would be busy with it.
+                _log.error("cannot accept a connection: %s", os.strerror(error.errno))
                 self._loop.remove_reader(self._listener)
                 self._paused = self._loop.call_later(_PAUSE_SECONDS, self._resume)
                 return
@@ -192,25 +189,25 @@ class Acceptor:
                 accepted.close()
                 continue
             accepted.setblocking(False)
-            guest = Guest(address)
-            self._gate.enter(guest)
-            task = self._loop.create_task(self._take(accepted, guest))
-            guest.close = task.cancel
+            connection = AcceptedConnection(address)
+            self._gate.enter(connection)
+            task = self._loop.create_task(self._take(accepted, connection))
+            connection.close = task.cancel
             self._handshakes.add(task)
-            task.add_done_callback(functools.partial(self._taken, accepted, guest))
+            task.add_done_callback(functools.partial(self._taken, accepted, connection))
 
-    async def _take(self, accepted: socket.socket, guest: Guest) -> None:
+    async def _take(self, accepted: socket.socket, connection: AcceptedConnection) -> None:
         limit = self._gate.limits.head_seconds if self._tls is not None else None
         # A handshake that fails or takes too long is the client's fault.
         with contextlib.suppress(OSError):
             await self._loop.connect_accepted_socket(
-                lambda: self._make_protocol(guest), accepted, ssl=self._tls, ssl_handshake_timeout=limit
+                lambda: self._make_protocol(connection), accepted, ssl=self._tls, ssl_handshake_timeout=limit
             )
-            guest.connected = True
+            connection.connected = True
 
-    def _taken(self, accepted: socket.socket, guest: Guest, task: asyncio.Task[None]) -> None:
-        # Here and not in the task: a task that is cancelled before it begins runs nothing.
+    def _taken(self, accepted: socket.socket, connection: AcceptedConnection, task: asyncio.Task[None]) -> None:
+        # Not in the task itself: a task that is cancelled before its start does not run.
         self._handshakes.discard(task)
-        if not guest.connected:
-            self._gate.leave(guest)
+        if not connection.connected:
+            self._gate.leave(connection)
             accepted.close()

@@ -1,6 +1,6 @@
-"""One method for each of the protocol's: a message in, a call of the service, a message out.
+"""One function for each method of the protocol: converts the request, calls the service, converts the reply.
 
-gRPC and HTTP stand before it and share it, so that they cannot differ. It knows neither: no status, no header.
+gRPC and HTTP share it, so the two cannot differ. It uses no status codes and no headers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from holdfast.service.api import SessionApi
 from holdfast.service.fronts import replies, requests
 from holdfast.service.problems import Denied
-from holdfast.service.types import Caller, Struct
+from holdfast.service.types import Caller, ServiceStruct
 from holdfast.session.v1 import session_pb2 as pb
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["SessionService"]
@@ -21,18 +21,18 @@ SERVICE_NAME: Final[str] = SERVICE.full_name
 
 Unary = Callable[[Caller, Any], Awaitable[Any]]
 Stream = Callable[[Caller, Any], AsyncIterator[Any]]
-# These wait for others and change nothing: a service that stops ends them, and their clients come back elsewhere.
+# These calls wait and change nothing: a service that stops ends them, and clients repeat them at another replica.
 _WAITING: Final = frozenset({"ReadOutput", "StreamOutput", "SubscribeSessionEvents"})
 
 
-class Method(Struct, frozen=True):
-    """A method as the descriptor has it."""
+class RpcMethod(ServiceStruct, frozen=True):
+    """A method of the protocol's descriptor."""
 
     name: str
     request: type[Any]
     reply: type[Any]
     stream: bool
-    #: Whether the service may end it early when it stops.
+    #: Whether a service that stops may end the call early.
     waits: bool
 
     @property
@@ -40,14 +40,14 @@ class Method(Struct, frozen=True):
         return f"/{SERVICE_NAME}/{self.name}"
 
     def makes_session(self, request: Any) -> bool:
-        """Whether this request opens one, be it for a single command."""
+        """Return whether this request creates a session, also for a single command."""
         return self.name == "CreateSession" or (self.name == "RunCommand" and not request.session_id)
 
 
-def methods() -> list[Method]:
-    """All of the protocol's, in its order."""
+def methods() -> list[RpcMethod]:
+    """Return all methods of the protocol, in its order."""
     return [
-        Method(
+        RpcMethod(
             name=each.name,
             request=getattr(pb, each.input_type.name),
             reply=getattr(pb, each.output_type.name),
@@ -59,17 +59,17 @@ def methods() -> list[Method]:
 
 
 class Handler:
-    """Behind both front ends. Raises `Problem` alone, unless a bug of ours shows."""
+    """Serves both front ends. Raises only `Problem`, except for bugs."""
 
     def __init__(self, api: SessionApi) -> None:
         self._api = api
 
-    def unary(self, method: Method) -> Unary:
-        """The function for a method with one reply."""
+    def unary(self, method: RpcMethod) -> Unary:
+        """Return the function for a method with one reply."""
         return cast(Unary, getattr(self, _function_name(method)))
 
-    def stream(self, method: Method) -> Stream:
-        """The function for a method with a stream of replies."""
+    def stream(self, method: RpcMethod) -> Stream:
+        """Return the function for a method with a stream of replies."""
         return cast(Stream, getattr(self, _function_name(method)))
 
     async def create_session(self, caller: Caller, request: pb.CreateSessionRequest) -> pb.CreateSessionResponse:
@@ -85,7 +85,7 @@ class Handler:
             requests.controls(request.actions),
             requests.identifier(request.request_id, "request_id"),
         )
-        return replies.input_taken(taken)
+        return replies.message(pb.SendInputResponse, taken)
 
     async def read_output(self, caller: Caller, request: pb.ReadOutputRequest) -> pb.ReadOutputResponse:
         read = await self._api.read_output(
@@ -136,7 +136,7 @@ class Handler:
         )
         async with _closing(events):
             async for event in events:
-                yield replies.event(event)
+                yield replies.message(pb.SessionEvent, event)
 
     async def run_command(self, caller: Caller, request: pb.RunCommandRequest) -> pb.RunCommandResponse:
         asked = requests.run_request(request)
@@ -175,9 +175,9 @@ def _only_own(caller: Caller, agent_id: str) -> None:
 
 
 def _closing(iterator: AsyncIterator[Any]) -> aclosing[AsyncGenerator[Any, None]]:
-    # What the sessions return are generators; the interface says the least that a reader of them needs.
+    # The sessions return generators; the interface promises only iterators.
     return aclosing(cast("AsyncGenerator[Any, None]", iterator))
 
 
-def _function_name(method: Method) -> str:
+def _function_name(method: RpcMethod) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()

@@ -1,7 +1,7 @@
 """The session service over HTTP/1.1: the Connect protocol in JSON and binary, metrics, probes, the console.
 
-Endpoints are built from the protocol's descriptor. Touches the network through uvicorn, on the loop that it is
-started on; signals are none of its business.
+Endpoints are built from the protocol's descriptor. Touches the network through uvicorn, on the running event loop;
+handles no signals.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast.service.access.admission import Admission, bug
 from holdfast.service.fronts.connect import connect_application
-from holdfast.service.fronts.connections import Acceptor, ConnectionLimits, Gate, Guest
+from holdfast.service.fronts.connections import AcceptedConnection, Acceptor, ConnectionGate, ConnectionLimits
 from holdfast.service.fronts.handler import SERVICE_NAME, Handler, methods
 from holdfast.service.fronts.listening import TlsFiles, bind, check_address, parse_address
 from holdfast.service.fronts.readiness import Readiness
@@ -36,41 +36,41 @@ from holdfast.service.fronts.requests import KIB, MOST_INPUT
 from holdfast.service.fronts.status_details import message_of
 from holdfast.service.fronts.web_guard import WebGuard
 from holdfast.service.problems import Problem
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
-#: What a request may be. gRPC has a port of its own; its framing over HTTP/1.1 is of no use to anybody.
+#: Accepted content types. gRPC has a separate port; its framing does not work over HTTP/1.1.
 _CONTENT_TYPES: Final = frozenset(
     {"application/json", "application/proto", "application/connect+json", "application/connect+proto"}
 )
 _PATHS: Final = frozenset(method.path for method in methods())
-#: Connections that may be told that there are too many, at a time.
-_TURNED_AWAY: Final = 16
+#: Connections above the limit that get a 503, at a time.
+_REFUSABLE: Final = 16
 _ACCEPTED_COMPRESSION: Final = (b"accept-encoding", b"connect-accept-encoding")
 
 
-class HttpSettings(Struct, frozen=True):
-    """How the HTTP port behaves."""
+class HttpSettings(ServiceStruct, frozen=True):
+    """Settings of the HTTP port."""
 
     listen: str = "127.0.0.1:7401"
     tls: TlsFiles | None = None
-    #: Listen beyond this machine without TLS: a proxy has it.
+    #: Listen beyond this machine without TLS, behind a proxy with TLS.
     allow_plaintext: bool = False
-    #: A request: the largest input in base64, and what is around it.
+    #: The largest input in base64 and the rest of its request.
     max_request_bytes: int = MOST_INPUT * 4 // 3 + 64 * KIB
-    #: How long a request may take to arrive. 4 MiB come through 1 Mbit/s in it.
+    #: The time for a request to arrive: 4 MiB at 1 Mbit/s.
     request_seconds: float = 60.0
     #: Each long poll and each stream is a connection. Those that complete a request head beyond the limit get 503.
     connections: ConnectionLimits = ConnectionLimits()
-    #: How long an unused connection is kept. Longer than an agent thinks between two calls, most of the time.
+    #: How long an unused connection is kept: longer than most pauses of an agent between two calls.
     keep_alive_seconds: int = 75
-    #: `/metrics` without a token, as scrapers expect it. They name no session and no command.
+    #: `/metrics` needs no token, as scrapers expect. Metrics contain no session and no command.
     open_metrics: bool = True
-    #: Names that a request may be for, as patterns, beside those that no web page can take over.
+    #: Accepted `Host` names, as patterns, beside those that DNS rebinding cannot use.
     allowed_hosts: tuple[str, ...] = ()
 
 
 class HttpFront:
-    """The HTTP server. `start`, then `stop` once."""
+    """The HTTP server. Call `start`, then `stop` once."""
 
     def __init__(
         self,
@@ -82,16 +82,16 @@ class HttpFront:
         metrics: Callable[[], tuple[bytes, str]] | None = None,
         console: ASGIApp | None = None,
     ) -> None:
-        """`metrics` gives a page and its content type; `console` gets every path that nothing else has."""
+        """`metrics` returns a page and its content type; `console` serves all other paths."""
         self._admission = admission
         self._readiness = readiness
         self._settings = settings
         self._metrics = metrics
         self._address = parse_address(settings.listen)
         app = Starlette(routes=self._routes(handler, console))
-        # To a path that was almost right: it would be made of the request's `Host`, which may be anything.
+        # A redirect would contain the `Host` of the request, which the client chooses.
         app.router.redirect_slashes = False
-        loopback = self._address.stays_here and not self._address.is_unix
+        loopback = self._address.is_local and not self._address.is_unix
         self._app = WebGuard(app, settings.allowed_hosts, loopback=loopback)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -102,7 +102,7 @@ class HttpFront:
     async def start(self) -> None:
         settings, address = self._settings, self._address
         check_address(address, settings.tls, allow_plaintext=settings.allow_plaintext)
-        # Read first: wrong files must not leave a port taken.
+        # Read before the bind: invalid files must not leave a bound port.
         self._tls = settings.tls.context() if settings.tls is not None else None
         listener = bind(address)
         config = uvicorn.Config(
@@ -112,7 +112,7 @@ class HttpFront:
             lifespan="off",
             interface="asgi3",
             log_config=None,
-            # What goes wrong in a call is logged where the call is known; what is left is noise of broken clients.
+            # The service logs errors of calls itself; the rest is noise of broken clients.
             log_level="critical",
             access_log=False,
             server_header=False,
@@ -138,23 +138,23 @@ class HttpFront:
             self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def stop(self, grace: float = 5.0) -> None:
-        """Streams and long polls end with UNAVAILABLE now; other calls have `grace` seconds to finish."""
+        """End streams and long polls with UNAVAILABLE; other calls have `grace` seconds to finish."""
         self._admission.stop()
         if self._server is None or self._serving is None:
             return
         if self._address.is_unix:
-            # While we still listen on it, so that it is ours and not that of the service that comes next.
+            # While this server still listens, so the path cannot be that of the next service.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._address.path)
         self._server.stop_within(grace)
         await self._serving
 
     def reload_tls(self) -> None:
-        """Take the certificate and key from their files again. Another client CA needs a new start."""
+        """Read the certificate and key again. Another client CA needs a restart."""
         if self._tls is not None and self._settings.tls is not None:
             self._settings.tls.load_into(self._tls)
 
-    # --- what is where -------------------------------------------------------------------------------------------
+    # --- routes --------------------------------------------------------------------------------------------------
 
     def _routes(self, handler: Handler, console: ASGIApp | None) -> list[BaseRoute]:
         service = _Guard(
@@ -162,7 +162,7 @@ class HttpFront:
         )
         routes: list[BaseRoute] = [
             Route(f"/{SERVICE_NAME}/{{method}}", service),
-            # The same for a misspelt service. Pages of the console are not posted to.
+            # A misspelt service gets the same error. The console has no POST routes.
             Route("/{service}/{method}", _unknown_service, methods=["POST"]),
             Route("/healthz", self._healthz, methods=["GET"]),
             Route("/readyz", self._readyz, methods=["GET"]),
@@ -195,14 +195,14 @@ class HttpFront:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, its accepting and its clock that ticks ten times a second."""
+    """uvicorn without its signal handlers, its accept loop and its timer, which runs ten times a second."""
 
     def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
         self.is_up = asyncio.Event()
         self._asked_to_stop = asyncio.Event()
-        # Room for connections that get 503 for an answer.
-        self.gate = Gate(replace(limits, most=limits.most + _TURNED_AWAY))
+        # Room for connections that get a 503.
+        self.gate = ConnectionGate(replace(limits, most=limits.most + _REFUSABLE))
         self._tls = tls
         self._acceptor: Acceptor | None = None
 
@@ -217,8 +217,8 @@ class _Server(uvicorn.Server):
         self.started = True
         self.is_up.set()
 
-    def _protocol(self, guest: Guest) -> asyncio.Protocol:
-        return _Connection(self, guest)
+    def _protocol(self, connection: AcceptedConnection) -> asyncio.Protocol:
+        return _Connection(self, connection)
 
     async def shutdown(self, sockets: Any = None) -> None:
         if self._acceptor is not None:
@@ -229,23 +229,23 @@ class _Server(uvicorn.Server):
         await self._asked_to_stop.wait()
 
     def stop_within(self, grace: float) -> None:
-        # An int as its type says, and None would be for ever; the loop's timer takes any number.
+        # The type is int, None would wait for ever, and the loop's timer accepts a float.
         self.config.timeout_graceful_shutdown = grace  # type: ignore[assignment]
         self._asked_to_stop.set()
 
 
 class _Connection(H11Protocol):
-    """A connection whose request heads must arrive in time; uvicorn limits the time between requests alone."""
+    """A connection with a deadline for request heads; uvicorn limits only the time between requests."""
 
-    def __init__(self, server: _Server, guest: Guest) -> None:
+    def __init__(self, server: _Server, connection: AcceptedConnection) -> None:
         super().__init__(server.config, server.server_state, server.lifespan.state)
         self._gate = server.gate
-        self._guest = guest
+        self._accepted = connection
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._guest.close = transport.abort
+        self._accepted.close = transport.abort
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
@@ -253,15 +253,15 @@ class _Connection(H11Protocol):
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._gate.leave(self._guest)
+        self._gate.leave(self._accepted)
         if self._head_timer is not None:
             self._head_timer.cancel()
         super().connection_lost(exc)
 
     def _watch_head(self) -> None:
-        """The time begins with the connection, or with the first byte of a later head; further bytes add none."""
+        """Start the deadline at the connection or the first byte of a later head; cancel it at a complete head."""
         if self.conn.their_state is not h11.IDLE:
-            self._gate.complete(self._guest)
+            self._gate.complete(self._accepted)
             if self._head_timer is not None:
                 self._head_timer.cancel()
                 self._head_timer = None
@@ -270,7 +270,7 @@ class _Connection(H11Protocol):
 
 
 class _Guard:
-    """Before the Connect application: what it would read, or take as a bug, though nobody can mean it."""
+    """Refuses requests that the Connect application would read in full or report as a bug."""
 
     def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
         self._app = app
@@ -290,9 +290,8 @@ class _Guard:
             largest = self._settings.max_request_bytes
             refused = _plain_error(429, "resource_exhausted", f"the request is larger than {largest} bytes")
             return await refused(scope, receive, send)
-        # Compressing a large reply would keep the loop from everybody else; a proxy on the way can do it. Requests
-        # may be compressed: what they become is bounded. A header that is not ASCII is none of ours, and what reads
-        # them next takes them all for UTF-8.
+        # Compression of a large reply would block the event loop; a proxy can do it. Requests may be compressed:
+        # the decompressed size is bounded. Headers that are not ASCII are dropped: the next reader expects UTF-8.
         kept = [each for each in scope["headers"] if each[0] not in _ACCEPTED_COMPRESSION and each[1].isascii()]
         scope = {**scope, "headers": kept}
         started = False
@@ -313,7 +312,7 @@ class _Guard:
                 raise
 
     def _in_time(self, receive: Receive) -> Receive:
-        """A body must arrive within its time; what comes after it (a client that leaves) may come whenever."""
+        """Bound the time for the body; later messages, such as a disconnect, have no deadline."""
         deadline = asyncio.get_running_loop().time() + self._settings.request_seconds
         arrived = False
 
@@ -331,9 +330,9 @@ class _Guard:
 
 
 def no_such_method(path: str) -> Response:
-    """A Connect error for a path that is no method, with the nearest one."""
+    """Return a Connect error for an unknown path, with the nearest method."""
     service, _, name = path.strip("/").rpartition("/")
-    # Names come from the caller: whole in a message, they could be megabytes.
+    # The client chooses the names, which could be megabytes.
     message = f"there is no method {name[:100]!r}"
     if service != SERVICE_NAME:
         message = f"there is no service {service[:100]!r}"
@@ -343,7 +342,7 @@ def no_such_method(path: str) -> Response:
         message += f"; did you mean /{SERVICE_NAME}/{known[nearest[0]]}?"
     else:
         message += f"; {SERVICE_NAME} has {', '.join(known.values())}"
-    # Connect clients read the code; the status says the same to proxies and to clients that know HTTP alone.
+    # Connect clients read the code; proxies and plain HTTP clients read the status.
     return _plain_error(404, "unimplemented", message)
 
 

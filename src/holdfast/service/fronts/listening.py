@@ -1,6 +1,6 @@
-"""Where the front ends listen: addresses, Unix sockets that only we may open, TLS files. Touches sockets and files.
+"""Listening addresses of the front ends, private Unix sockets, TLS files. Touches sockets and files.
 
-Plain text goes no further than this machine unless the operator says so: tokens are in every call.
+Plain text stays on this machine unless the operator allows it, because every call contains a token.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from contextlib import contextmanager
 from typing import Final
 
 from holdfast.service.problems import Invalid, NotNow
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
-#: Probes of an idle TCP connection, by name: after 30 s, as gRPC's keepalive has it, then three, 10 s apart.
+#: TCP keepalive: the first probe after 30 s, as in gRPC, then three, 10 s apart.
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
-class TlsFiles(Struct, frozen=True):
-    """PEM files. With a client CA, clients must show a certificate that it signed."""
+class TlsFiles(ServiceStruct, frozen=True):
+    """PEM files. With a client CA, clients need a certificate that it signed."""
 
     certificate: str
     key: str
     client_ca: str = ""
 
     def read(self) -> tuple[bytes, bytes, bytes | None]:
-        """Their contents, the key first."""
+        """Return the contents of key, certificate and client CA."""
         return _read(self.key), _read(self.certificate), _read(self.client_ca) if self.client_ca else None
 
     def stamp(self) -> tuple[tuple[int, int, int], ...]:
-        """Differs when a file was replaced or written."""
+        """Return a value that changes when a file is replaced or written."""
         return tuple(_stamp(path) for path in (self.certificate, self.key, self.client_ca) if path)
 
     def context(self) -> ssl.SSLContext:
-        """For HTTP."""
+        """Return a TLS context for HTTP."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.load_into(context)
@@ -46,16 +46,16 @@ class TlsFiles(Struct, frozen=True):
         return context
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """The certificate and its key; connections made from now on get it."""
+        """Load the certificate and its key into a context, for new connections."""
         try:
             context.load_cert_chain(self.certificate, self.key)
         except (OSError, ssl.SSLError) as error:
             raise Invalid(
-                f"the TLS files {self.certificate} and {self.key} cannot be used: {error}", reason="TLS_FILES"
+                f"cannot use the TLS files {self.certificate} and {self.key}: {error}", reason="TLS_FILES"
             ) from error
 
 
-class Address(Struct, frozen=True):
+class Address(ServiceStruct, frozen=True):
     """`HOST:PORT`, `[IPV6]:PORT` or `unix:PATH`."""
 
     host: str = ""
@@ -72,8 +72,8 @@ class Address(Struct, frozen=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
-    def stays_here(self) -> bool:
-        """Whether only programs of this machine reach it."""
+    def is_local(self) -> bool:
+        """Whether the address is reachable only from this machine."""
         if self.path or self.host == "localhost":
             return True
         try:
@@ -96,18 +96,18 @@ def parse_address(given: str) -> Address:
 
 
 def check_address(address: Address, tls: TlsFiles | None, *, allow_plaintext: bool) -> None:
-    """Refuse to send tokens over a network in the clear."""
-    if tls is None and not allow_plaintext and not address.stays_here:
+    """Raise `Invalid` for plain text on a network address."""
+    if tls is None and not allow_plaintext and not address.is_local:
         raise Invalid(
-            f"{address} can be reached from other machines, and there is no TLS: give a certificate and a key, "
-            "listen on 127.0.0.1, or allow plain text there if something in front of the service has TLS",
+            f"{address} is reachable from other machines, and there is no TLS: give a certificate and a key, "
+            "listen on 127.0.0.1, or allow plain text there if a proxy in front of the service has TLS",
             reason="PLAINTEXT_REFUSED",
         )
 
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Sockets that are made inside may be opened by our user alone, from their first moment on."""
+    """Set the umask so that sockets created inside the block are accessible to this user only."""
     before = os.umask(0o177)
     try:
         yield
@@ -115,8 +115,8 @@ def private_files() -> Iterator[None]:
         os.umask(before)
 
 
-def make_way(path: str) -> None:
-    """Remove a socket that a service left behind; one that is answered is somebody's."""
+def remove_stale_socket(path: str) -> None:
+    """Remove the socket of a service that exited; raise `NotNow` if a service listens on it."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
@@ -126,14 +126,14 @@ def make_way(path: str) -> None:
             os.unlink(path)
             return
         except OSError as error:
-            raise NotNow(f"unix:{path} cannot be listened on: {error.strerror}", reason="ADDRESS_IN_USE") from error
+            raise NotNow(f"cannot listen on unix:{path}: {error.strerror}", reason="ADDRESS_IN_USE") from error
     raise NotNow(f"unix:{path} is in use", reason="ADDRESS_IN_USE")
 
 
 def bind(address: Address) -> socket.socket:
-    """A socket that is bound and does not listen yet."""
+    """Return a bound socket that does not listen yet."""
     if address.path:
-        make_way(address.path)
+        remove_stale_socket(address.path)
         made = socket.socket(socket.AF_UNIX)
         with private_files():
             made.bind(address.path)
@@ -144,11 +144,11 @@ def bind(address: Address) -> socket.socket:
         )[0]
         made = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise NotNow(f"{address} cannot be listened on: {error.strerror}", reason="ADDRESS_IN_USE") from error
+        raise NotNow(f"cannot listen on {address}: {error.strerror}", reason="ADDRESS_IN_USE") from error
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted sockets inherit these. Without them the call of a peer whose machine vanished lasts for hours,
-        # and its approval with it; as on the gRPC port it ends after about a minute.
+        # Accepted sockets inherit these. Without them, a half-open connection and its call last for hours, and so
+        # does the approval of the call. With them, the connection ends after about a minute, as on the gRPC port.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
             if hasattr(socket, name):
@@ -156,7 +156,7 @@ def bind(address: Address) -> socket.socket:
         made.bind(where)
     except OSError as error:
         made.close()
-        raise NotNow(f"{address} cannot be listened on: {error.strerror}", reason="ADDRESS_IN_USE") from error
+        raise NotNow(f"cannot listen on {address}: {error.strerror}", reason="ADDRESS_IN_USE") from error
     return made
 
 
@@ -177,4 +177,4 @@ def _stamp(path: str) -> tuple[int, int, int]:
 
 
 def _unreadable(path: str, error: OSError) -> Invalid:
-    return Invalid(f"the TLS file {path} cannot be read: {error.strerror}", reason="TLS_FILES")
+    return Invalid(f"cannot read the TLS file {path}: {error.strerror}", reason="TLS_FILES")

@@ -1,6 +1,6 @@
-"""Whether this replica should get requests, part by part, and who wants to know when that changes; pure.
+"""The readiness of a replica, by part; pure.
 
-`/readyz` and the gRPC health service say the same because they ask the same object.
+`/readyz` and the gRPC health service read the same object, so their results agree.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import asyncio
 
 
 class Readiness:
-    """Ready once every part that was ever named is. What is not ready says why in a few words for outsiders."""
+    """Ready if every part is ready. A part that is not ready has a reason, which needs no token to read."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, str] = {"service": "starting"}
         self._changed = asyncio.Event()
 
     def set(self, part: str, *, why_not: str = "") -> None:
-        """The part is ready, or it is not, and why. `service` is the whole: starting, and later stopping."""
+        """Mark a part as ready, or as not ready with a reason. `service` is the whole replica."""
         if why_not:
             self._waiting[part] = why_not
         else:
@@ -29,10 +29,10 @@ class Readiness:
         return not self._waiting
 
     def waiting_for(self) -> dict[str, str]:
-        """What is not ready, and why."""
+        """Return the parts that are not ready, with their reasons."""
         return dict(self._waiting)
 
     @property
     def changed(self) -> asyncio.Event:
-        """Set at the next `set`. Take it before looking, so that nothing happens in between."""
+        """An event for the next `set`. Read it before `ready`, so that no change is missed."""
         return self._changed

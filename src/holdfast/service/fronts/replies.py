@@ -1,21 +1,63 @@
-"""What the service answers, made into messages for the wire; pure."""
+"""Replies of the service as messages of the protocol; pure.
+
+A field of a message is copied from the Struct's field of the same name, so a new field of a reply needs an entry in
+`session.proto`, one in `api.py` or `types.py`, and the code that computes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
 
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from holdfast.secret_names import looks_secret
-from holdfast.service.api import Chunk, Created, Event, InputTaken, OutputRead, RunResult, SessionView
-from holdfast.service.types import Approval, AuditRow, Policy, Resources, Usage
+from holdfast.service.api import Chunk, CreateResult, OutputRead, RunResult, SessionView
+from holdfast.service.types import Approval, AuditRow, SessionPolicy
 from holdfast.session.v1 import session_pb2 as pb
 
-#: A gRPC client takes messages of 4 MiB unless told otherwise, and what is around the output has its size, too.
+#: A gRPC client accepts messages of 4 MiB by default; the rest of the message takes some of it.
 LARGEST_REPLY: Final = 4 * 1024 * 1024 - 64 * 1024
 _HIDDEN: Final = "[hidden]"
 _LARGEST_UINT32: Final = 2**32 - 1
+
+_Kind = TypeVar("_Kind", bound=Message)
+
+
+def message(kind: type[_Kind], source: Any, /, **fields: Any) -> _Kind:
+    """Return a message with the fields that `source` has too, and with `fields`. None leaves a field unset."""
+    types: Any = kind, type(source)  # hashable, which the stubs of protobuf deny
+    for name, convert in _converters(*types):
+        if name not in fields and (value := getattr(source, name)) is not None:
+            fields[name] = convert(value)
+    # The constructors of messages take None for an unset field.
+    return kind(**fields)
+
+
+@functools.cache
+def _converters(kind: type[Message], source: type[Any]) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    common = (field for field in kind.DESCRIPTOR.fields if hasattr(source, field.name))
+    return tuple((field.name, _converter(field)) for field in common)
+
+
+def _converter(field: Any) -> Callable[[Any], Any]:
+    if field.name == "exit_code":
+        return exit_code
+    if field.type == FieldDescriptor.TYPE_UINT32:
+        return _uint32
+    if field.message_type is None or field.message_type.GetOptions().map_entry:
+        return _same
+    if field.message_type.full_name == Timestamp.DESCRIPTOR.full_name:
+        return timestamp
+    nested = getattr(pb, field.message_type.name)
+    return token if nested is pb.OutputToken else functools.partial(message, nested)
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def timestamp(seconds: float) -> Timestamp:
@@ -28,95 +70,50 @@ def token(value: str) -> pb.OutputToken:
 
 
 def exit_code(code: int) -> int:
-    """Shells say 128 and the signal's number of what a signal ended; the field has no negative numbers."""
+    """Return an exit code without a sign: 128 and the number of the signal that ended the command, as in shells."""
     return code if code >= 0 else 128 - code
-
-
-def metadata(view: SessionView) -> pb.SessionMetadata:
-    record = view.record
-    made = pb.SessionMetadata(
-        session_id=record.session_id,
-        agent_id=record.agent_id,
-        kind=pb.SHELL if record.kind == "shell" else pb.TERMINAL,
-        sandbox=record.sandbox,
-        sandbox_mode=record.policy.sandbox_mode,
-        initial_cwd=record.initial_cwd,
-        cwd=view.cwd or record.initial_cwd,
-        environment={name: shown_variable(name, value) for name, value in record.environment.items()},
-        policy=_policy(record.policy),
-        created_at=timestamp(record.created_at),
-        last_activity_at=timestamp(record.last_activity_at),
-        expires_at=timestamp(record.expires_at),
-        labels=record.labels,
-        cols=record.cols,
-        rows=record.rows,
-        enforced=record.enforced,
-        unenforced=record.unenforced,
-        commands_run=record.commands_run,
-        shell=record.shell,
-        close_reason=record.close_reason,
-        summary=record.summary,
-    )
-    if record.closed_at is not None:
-        made.closed_at.CopyFrom(timestamp(record.closed_at))
-    if view.usage is not None:
-        made.usage.CopyFrom(_usage(view.usage))
-    return made
-
-
-def shown_variable(name: str, value: str) -> str:
-    """A variable's value, unless its name says that it is a secret."""
-    return _HIDDEN if looks_secret(name) else value
-
-
-def _policy(policy: Policy) -> pb.SessionPolicy:
-    return pb.SessionPolicy(
-        idle_timeout_seconds=_uint32(policy.idle_timeout),
-        max_lifetime_seconds=_uint32(policy.max_lifetime),
-        allow_background_processes=policy.allow_background,
-        profile=policy.profile,
-        require=policy.require,
-        network=policy.network,
-        resources=_resources(policy.resources),
-    )
-
-
-def _resources(limits: Resources) -> pb.ResourceLimits:
-    return pb.ResourceLimits(
-        cpu_cores=limits.cpu_cores or 0.0,
-        cpu_seconds=limits.cpu_seconds or 0,
-        memory_bytes=limits.memory_bytes or 0,
-        processes=_uint32(limits.processes or 0),
-        output_bytes=limits.output_bytes or 0,
-        file_size_bytes=limits.file_size_bytes or 0,
-    )
-
-
-def _usage(usage: Usage) -> pb.ResourceUsage:
-    return pb.ResourceUsage(
-        process_count=usage.process_count,
-        cpu_percent=usage.cpu_percent,
-        cpu_seconds=usage.cpu_seconds,
-        memory_bytes=usage.memory_bytes,
-        read_bytes=usage.read_bytes,
-        written_bytes=usage.written_bytes,
-        session_idle=usage.session_idle,
-        long_running_flag=usage.long_running,
-        sampled_at=timestamp(usage.sampled_at),
-    )
 
 
 def _uint32(value: float) -> int:
     return int(min(max(value, 0), _LARGEST_UINT32))
 
 
-def created(made: Created) -> pb.CreateSessionResponse:
-    return pb.CreateSessionResponse(
+def metadata(view: SessionView) -> pb.SessionMetadata:
+    record, usage = view.record, view.usage
+    return message(
+        pb.SessionMetadata,
+        record,
+        kind=pb.SHELL if record.kind == "shell" else pb.TERMINAL,
+        sandbox_mode=record.policy.sandbox_mode,
+        cwd=view.cwd or record.initial_cwd,
+        environment={name: shown_variable(name, value) for name, value in record.environment.items()},
+        policy=_policy(record.policy),
+        usage=usage and message(pb.ResourceUsage, usage, long_running_flag=usage.long_running),
+    )
+
+
+def shown_variable(name: str, value: str) -> str:
+    """Return the value of a variable, hidden if its name is that of a secret."""
+    return _HIDDEN if looks_secret(name) else value
+
+
+def _policy(policy: SessionPolicy) -> pb.SessionPolicy:
+    return message(
+        pb.SessionPolicy,
+        policy,
+        idle_timeout_seconds=_uint32(policy.idle_timeout),
+        max_lifetime_seconds=_uint32(policy.max_lifetime),
+        allow_background_processes=policy.allow_background,
+    )
+
+
+def created(made: CreateResult) -> pb.CreateSessionResponse:
+    return message(
+        pb.CreateSessionResponse,
+        made.view,
         session_id=made.view.record.session_id,
-        prompt=made.view.prompt,
         metadata=metadata(made.view),
         token=token(made.token),
-        state=made.view.state,
     )
 
 
@@ -124,41 +121,12 @@ def session(view: SessionView) -> pb.GetSessionResponse:
     return pb.GetSessionResponse(metadata=metadata(view), state=view.state)
 
 
-def input_taken(taken: InputTaken) -> pb.SendInputResponse:
-    return pb.SendInputResponse(
-        accepted=taken.accepted,
-        command_id=taken.command_id,
-        state=taken.state,
-        approval_id=taken.approval_id,
-        queue_busy=taken.queue_busy,
-    )
-
-
 def chunk(each: Chunk) -> pb.OutputChunk:
-    made = pb.OutputChunk(
-        session_id=each.session_id,
-        token=token(each.token),
-        payload=each.payload,
-        truncated=each.truncated,
-        state=each.state,
-        timestamp=timestamp(each.at),
-        stream=each.stream,
-        command_id=each.command_id,
-        skipped_bytes=each.skipped,
-    )
-    if each.exit_code is not None:
-        made.exit_code = exit_code(each.exit_code)
-    if each.prompt is not None:
-        made.prompt.CopyFrom(
-            pb.PromptInfo(
-                text=each.prompt.text, awaiting_input=each.prompt.awaiting_input, password=each.prompt.password
-            )
-        )
-    return made
+    return message(pb.OutputChunk, each)
 
 
 def output(read: OutputRead) -> pb.ReadOutputResponse:
-    """As many chunks as a client takes in one message; the rest is there at the token that is then given."""
+    """Return the chunks that a client accepts in one message, and the token after them."""
     kept: list[pb.OutputChunk] = []
     size = 0
     for made in map(chunk, read.chunks):
@@ -166,73 +134,29 @@ def output(read: OutputRead) -> pb.ReadOutputResponse:
         if kept and size > LARGEST_REPLY:
             return pb.ReadOutputResponse(chunks=kept, state=read.state, token=kept[-1].token, more=True)
         kept.append(made)
-    return pb.ReadOutputResponse(chunks=kept, state=read.state, token=token(read.token), more=read.more)
-
-
-def event(each: Event) -> pb.SessionEvent:
-    return pb.SessionEvent(
-        session_id=each.session_id,
-        type=each.type,
-        detail=each.detail,
-        token=each.token,
-        timestamp=timestamp(each.at),
-        approval_id=each.approval_id,
-        state=each.state,
-    )
+    return message(pb.ReadOutputResponse, read, chunks=kept)
 
 
 def ran(result: RunResult) -> pb.RunCommandResponse:
-    # The latest are kept, and stderr first: it is the one that says why something failed.
+    # The end of each stream is kept. stderr first: it has the reason of a failure.
     stderr = result.stderr[-LARGEST_REPLY:]
     room = LARGEST_REPLY - len(stderr)
     stdout = result.stdout[-room:] if room else b""
     cut = len(stdout) < len(result.stdout) or len(stderr) < len(result.stderr)
-    return pb.RunCommandResponse(
-        command_id=result.command_id,
-        exit_code=exit_code(result.exit_code),
+    return message(
+        pb.RunCommandResponse,
+        result,
         stdout=stdout,
         stderr=stderr,
-        timed_out=result.timed_out,
         truncated=result.truncated or cut,
         duration_ms=max(0, round(result.duration * 1000)),
-        state=result.state,
-        cwd=result.cwd,
-        approval_id=result.approval_id,
     )
 
 
 def audit(rows: Iterable[AuditRow], next_page: str) -> pb.ListAuditResponse:
-    records = [
-        pb.AuditRecord(
-            session_id=row.session_id,
-            seq=row.seq,
-            at=timestamp(row.at),
-            agent_id=row.agent_id,
-            kind=row.kind,
-            command_id=row.command_id,
-            body=row.body,
-            hash=row.hash,
-        )
-        for row in rows
-    ]
+    records = [message(pb.AuditRecord, row) for row in rows]
     return pb.ListAuditResponse(records=records, next_page_token=next_page)
 
 
 def approvals(waiting: Iterable[Approval]) -> pb.ListApprovalsResponse:
-    return pb.ListApprovalsResponse(
-        approvals=[
-            pb.Approval(
-                approval_id=each.approval_id,
-                session_id=each.session_id,
-                agent_id=each.agent_id,
-                command=each.command,
-                reason=each.reason,
-                asked_at=timestamp(each.asked_at),
-                expires_at=timestamp(each.expires_at),
-                outcome=each.outcome,
-                answered_by=each.answered_by,
-                comment=each.comment,
-            )
-            for each in waiting
-        ]
-    )
+    return pb.ListApprovalsResponse(approvals=[message(pb.Approval, each) for each in waiting])

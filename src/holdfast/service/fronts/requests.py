@@ -1,7 +1,7 @@
-"""Requests as they came over the wire, made into what the service asks for; every field is checked here; pure.
+"""Converts requests of the protocol to Structs and checks every field; pure.
 
-A field that cannot be used is refused with its name (`policy.require[1]`). Sizes are bounded here, whatever the
-front end let through, so that nothing behind has to ask how long a text may be.
+An invalid field is refused with its name (`policy.require[1]`). Sizes are bounded here, so that the modules behind
+this one need no checks.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from holdfast.service.api import AuditFilter, Control, ControlType, CreateReques
 from holdfast.service.problems import Invalid
 from holdfast.service.types import CloseMode, EventType, Guard, Network, Resources, State
 from holdfast.session.v1 import session_pb2 as pb
+from holdfast.types import MAX_SESSION_SIDE
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
-#: `ReadOutput`: what the protocol says. Four MiB is also what a gRPC client takes in one message by default.
+#: The sizes of `ReadOutput` in the protocol. A gRPC client accepts messages of 4 MiB by default.
 DEFAULT_READ: Final = 64 * KIB
 MOST_READ: Final = 4 * MIB
-#: Longer than proxies and load balancers commonly let a call be silent.
+#: The idle timeout of common proxies and load balancers.
 LONGEST_WAIT_MS: Final = 60_000
 DEFAULT_PAGE: Final = 100
 LARGEST_PAGE: Final = 1_000
 #: Input of one call; a larger one is sent in pieces.
 MOST_INPUT: Final = 4 * MIB
-#: Ids are ours or a client's own; UUIDs and traces fit several times.
+#: An id is several times shorter, also a UUID or a trace id of a client.
 LONGEST_ID: Final = 256
 #: PATH_MAX of Linux.
 LONGEST_PATH: Final = 4 * KIB
 #: MAX_ARG_STRLEN of Linux: no program could be started with a longer variable.
 LONGEST_VARIABLE: Final = 128 * KIB
-#: Less than what a program's arguments and environment may be together by default (a quarter of an 8 MiB stack).
+#: Less than the default limit of a program's arguments and environment together (a quarter of an 8 MiB stack).
 LARGEST_ENVIRONMENT: Final = 1 * MIB
 MOST_VARIABLES: Final = 1_000
 MOST_LABELS: Final = 64
@@ -44,28 +45,26 @@ LONGEST_LABEL: Final = 256
 LONGEST_COMMAND: Final = 1 * MIB
 LONGEST_COMMENT: Final = 4 * KIB
 MOST_ACTIONS: Final = 100
-#: The screen is kept in memory, some tens of bytes a cell.
-LARGEST_SIDE: Final = 1_000
-#: What both databases hold as an integer.
+#: The largest integer of both databases.
 LARGEST_INTEGER: Final = 2**63 - 1
 _MOST_WORDS: Final = 64
 
-# What stands in logs, headers and file names: no spaces, no control characters.
+# Ids are in logs, headers and file names: no spaces, no control characters.
 _ID = re.compile(r"[\x21-\x7e]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def invalid(field: str, problem: str) -> Invalid:
-    """The one way in which a field is refused."""
+    """Return the error for an invalid field."""
     return Invalid(f"{field}: {problem}", reason="INVALID_FIELD", field=field)
 
 
 def parse(message_class: Any, data: bytes) -> Any:
-    """A message from its bytes."""
+    """Return a message from its bytes."""
     try:
         return message_class.FromString(data)
     except Exception as error:
-        # DecodeError of protobuf; text that is not UTF-8 is one, too.
+        # DecodeError of protobuf, also for text that is not UTF-8.
         raise Invalid(
             f"the request is not a {message_class.DESCRIPTOR.full_name}: {error}", reason="MALFORMED_REQUEST"
         ) from error
@@ -75,7 +74,7 @@ def parse(message_class: Any, data: bytes) -> Any:
 
 
 def text(value: str, field: str, longest: int, *, required: bool = False) -> str:
-    """Any text that C could hold."""
+    """Return a text without NUL of at most `longest` bytes."""
     if required and not value:
         raise invalid(field, "is required")
     if len(value) > longest or len(value.encode()) > longest:
@@ -86,15 +85,15 @@ def text(value: str, field: str, longest: int, *, required: bool = False) -> str
 
 
 def identifier(value: str, field: str, *, required: bool = False) -> str:
-    """An id or a token: printable ASCII without spaces."""
+    """Return an id or a token: printable ASCII without spaces."""
     text(value, field, LONGEST_ID, required=required)
     if not _ID.fullmatch(value):
-        raise invalid(field, "may have printable ASCII characters other than the space alone")
+        raise invalid(field, "may only have printable ASCII characters other than the space")
     return value
 
 
 def line(value: str, field: str, longest: int) -> str:
-    """Text of one line."""
+    """Return a text of one line."""
     text(value, field, longest)
     if _CONTROL.search(value):
         raise invalid(field, "has a control character")
@@ -102,17 +101,17 @@ def line(value: str, field: str, longest: int) -> str:
 
 
 def page_size(value: int) -> int:
-    """As the protocol says: a default, and a cap rather than an error."""
+    """Return the page size: a default for 0, and at most the cap of the protocol."""
     return min(value or DEFAULT_PAGE, LARGEST_PAGE)
 
 
 def read_size(value: int) -> int:
-    """The same for output."""
+    """Return the size of a read: a default for 0, and at most the cap of the protocol."""
     return min(value or DEFAULT_READ, MOST_READ)
 
 
 def wait_seconds(milliseconds: int) -> float:
-    """The same for a long poll."""
+    """Return the wait of a long poll, at most the cap of the protocol."""
     return min(milliseconds, LONGEST_WAIT_MS) / 1000
 
 
@@ -122,13 +121,13 @@ def _count(values: Any, field: str, most: int) -> None:
 
 
 def _side(value: int, field: str, default: int) -> int:
-    if value > LARGEST_SIDE:
-        raise invalid(field, f"is larger than {LARGEST_SIDE}")
+    if value > MAX_SESSION_SIDE:
+        raise invalid(field, f"is larger than {MAX_SESSION_SIDE}")
     return value or default
 
 
 def _enum(enum: Any, value: int, field: str) -> str:
-    # proto3 lets numbers through that its enum does not have.
+    # proto3 accepts numbers that the enum does not have.
     if value not in enum.values():
         raise invalid(field, f"has no value {value}")
     return cast(str, enum.Name(value))
@@ -151,7 +150,7 @@ def session_id(request: Any, *, required: bool = True) -> str:
 
 
 def create_request(request: pb.CreateSessionRequest, prefix: str = "") -> CreateRequest:
-    """`CreateSession`; `prefix` is where it stands in a larger request."""
+    """Convert a `CreateSession`; `prefix` is its path in a larger request."""
     kind = _enum(pb.SessionKind, request.kind, f"{prefix}kind")
     return CreateRequest(
         agent_id=identifier(request.agent_id, f"{prefix}agent_id"),
@@ -184,7 +183,7 @@ def _environment(values: Mapping[str, str], field: str) -> dict[str, str]:
     for name, value in values.items():
         text(name, f"{field} (a name)", LONGEST_LABEL)
         if not name or "=" in name:
-            raise invalid(field, f"{name!r} cannot be the name of a variable")
+            raise invalid(field, f"{name!r} is not a valid name of a variable")
         text(value, f"{field}[{name!r}]", LONGEST_VARIABLE)
         size += len(name) + len(value.encode())
     if size > LARGEST_ENVIRONMENT:
@@ -217,18 +216,11 @@ def _resources(limits: pb.ResourceLimits, field: str) -> Resources:
     for name in ("cpu_seconds", "memory_bytes", "output_bytes", "file_size_bytes"):
         if getattr(limits, name) > LARGEST_INTEGER:
             raise invalid(f"{field}.{name}", f"is larger than {LARGEST_INTEGER}")
-    return Resources(
-        cpu_cores=limits.cpu_cores or None,
-        cpu_seconds=limits.cpu_seconds or None,
-        memory_bytes=limits.memory_bytes or None,
-        processes=limits.processes or None,
-        output_bytes=limits.output_bytes or None,
-        file_size_bytes=limits.file_size_bytes or None,
-    )
+    return Resources(**{name: getattr(limits, name) or None for name in Resources.__struct_fields__})
 
 
 def controls(actions: Iterable[pb.ControlAction]) -> tuple[Control, ...]:
-    """The keys, signals and sizes of a `SendInput`."""
+    """Convert the keys, signals and sizes of a `SendInput`."""
     actions = list(actions)
     _count(actions, "actions", MOST_ACTIONS)
     made = []
@@ -246,14 +238,14 @@ def input_data(request: pb.SendInputRequest) -> bytes:
     if len(request.data) > MOST_INPUT:
         raise invalid("data", f"is longer than {MOST_INPUT} bytes")
     if not request.data and not request.actions:
-        raise invalid("data", "is empty, and there are no actions either")
+        raise invalid("data", "is empty, and there are no actions")
     return request.data
 
 
 def run_request(request: pb.RunCommandRequest) -> RunRequest:
     named = session_id(request, required=False)
     if named and request.HasField("create"):
-        raise invalid("create", "makes a session, and session_id names one: only one of them can be given")
+        raise invalid("create", "creates a session, and session_id names one: give only one of them")
     if not request.command.strip():
         raise invalid("command", "is required")
     return RunRequest(

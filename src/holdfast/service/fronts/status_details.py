@@ -1,110 +1,59 @@
-"""Problems as statuses with google.rpc details, in bytes; pure.
-
-The three messages that we use are a few fields each and have been the same for years, so they are written here by
-hand: the package that has them generated would be one more dependency for every installation.
-"""
+"""Problems as `google.rpc.Status` messages with details; pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from holdfast.service.problems import Problem, StatusName
-from holdfast.service.types import Struct
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2 as rpc, status_pb2
+
+from holdfast.service.problems import Problem
 
 DOMAIN: Final = "holdfast.session.v1"
-#: The numbers of google.rpc.Code.
-CODES: Final[Mapping[StatusName, int]] = {
-    "INVALID_ARGUMENT": 3,
-    "DEADLINE_EXCEEDED": 4,
-    "NOT_FOUND": 5,
-    "ALREADY_EXISTS": 6,
-    "PERMISSION_DENIED": 7,
-    "RESOURCE_EXHAUSTED": 8,
-    "FAILED_PRECONDITION": 9,
-    "OUT_OF_RANGE": 11,
-    "INTERNAL": 13,
-    "UNAVAILABLE": 14,
-    "UNAUTHENTICATED": 16,
-}
-# Statuses travel as headers, of which a gRPC client takes 8 KiB by default. The message is there up to three times,
-# once percent-encoded and twice in the details, and these are in base64; a refused command may be any length.
+# A status travels in headers, and a gRPC client accepts 8 KiB of headers by default. The message is in them up to
+# three times, once percent-encoded and twice in the details, which are in base64; a refused command has any length.
 _LONGEST_MESSAGE: Final = 1_024
 _LONGEST_VALUE: Final = 128
 _MOST_VALUES: Final = 8
 
 
-class Detail(Struct, frozen=True):
-    """One detail of a status: its type's name, its bytes, and the same for people."""
-
-    type_name: str
-    value: bytes
-    shown: dict[str, Any]
-
-
 def message_of(problem: Problem) -> str:
-    """What the caller reads."""
+    """Return the message for the caller."""
     return _cut(problem.message, _LONGEST_MESSAGE)
 
 
-def details_of(problem: Problem) -> list[Detail]:
-    """An ErrorInfo always, a RetryInfo if waiting helps, a BadRequest if a field is to blame."""
+def details_of(problem: Problem) -> list[Message]:
+    """Return an ErrorInfo; also a RetryInfo if a retry can succeed, and a BadRequest if a field is invalid."""
     metadata = {
         _cut(name, _LONGEST_VALUE): _cut(str(value), _LONGEST_VALUE)
         for name, value in list(problem.details.items())[:_MOST_VALUES]
     }
-    info = _text(1, problem.reason) + _text(2, DOMAIN)
-    info += b"".join(_bytes(3, _text(1, name) + _text(2, value)) for name, value in metadata.items())
-    shown: dict[str, Any] = {"reason": problem.reason, "domain": DOMAIN}
-    details = [Detail("google.rpc.ErrorInfo", info, shown | ({"metadata": metadata} if metadata else {}))]
+    details: list[Message] = [rpc.ErrorInfo(reason=problem.reason, domain=DOMAIN, metadata=metadata)]
     if problem.retry_after is not None:
-        seconds, nanos = divmod(max(0, round(problem.retry_after * 1e9)), 10**9)
-        delay = _integer(1, seconds) + _integer(2, nanos)
-        shown = {"retryDelay": f"{seconds + nanos / 1e9:.3f}s"}
-        details.append(Detail("google.rpc.RetryInfo", _bytes(1, delay), shown))
+        retry = rpc.RetryInfo()
+        retry.retry_delay.FromNanoseconds(max(0, round(problem.retry_after * 1e9)))
+        details.append(retry)
     if (field := metadata.get("field")) is not None:
-        violation = _text(1, field) + _text(2, message_of(problem))
-        shown = {"fieldViolations": [{"field": field, "description": message_of(problem)}]}
-        details.append(Detail("google.rpc.BadRequest", _bytes(1, violation), shown))
+        violation = rpc.BadRequest.FieldViolation(field=field, description=message_of(problem))
+        details.append(rpc.BadRequest(field_violations=[violation]))
     return details
 
 
-def status_bytes(problem: Problem) -> bytes:
-    """A google.rpc.Status, as the trailer `grpc-status-details-bin` has it."""
-    packed = b"".join(
-        _bytes(3, _text(1, f"type.googleapis.com/{each.type_name}") + _bytes(2, each.value))
-        for each in details_of(problem)
-    )
-    return _integer(1, CODES[problem.status]) + _text(2, message_of(problem)) + packed
+def status_of(problem: Problem) -> status_pb2.Status:
+    """Return the status with its details."""
+    status = status_pb2.Status(code=code_pb2.Code.Value(problem.status), message=message_of(problem))
+    for detail in details_of(problem):
+        status.details.add().Pack(detail)
+    return status
 
 
 def _cut(text: str, longest: int) -> str:
-    """As much of it as `longest` bytes of a header hold; bytes that are not plain ASCII take three there."""
+    """Return as much of a text as `longest` bytes of a header hold; a byte that is not plain ASCII takes three."""
+    # A lone surrogate can come from a file name, and a status must be valid UTF-8.
+    text = text.encode("utf-8", "replace").decode()
     room = longest
     for index, character in enumerate(text):
-        room -= 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode("utf-8", "replace"))
+        room -= 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode())
         if room < 0:
             return text[:index] + "…"
     return text
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _integer(number: int, value: int) -> bytes:
-    return _varint(number << 3) + _varint(value) if value else b""
-
-
-def _bytes(number: int, value: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
-
-
-def _text(number: int, value: str) -> bytes:
-    # A lone surrogate can come from a file name; a status must be valid UTF-8 all the same.
-    return _bytes(number, value.encode("utf-8", "replace"))

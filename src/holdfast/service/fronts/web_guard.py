@@ -1,8 +1,8 @@
-"""What the HTTP port does against web pages: it refuses rebound host names and forbids MIME sniffing; pure.
+"""Protects the HTTP port from web pages of other sites: refuses rebound host names, forbids MIME sniffing; pure.
 
-A page of another site reaches a loopback port by DNS rebinding: its own name resolves to 127.0.0.1, and the browser
-takes the answers for that site's own. Tokens keep such a page out of the API; without this check it could still
-read `/metrics`, and show the console under its own name.
+A page of another site reaches a loopback port by DNS rebinding: the name of the site resolves to 127.0.0.1, and the
+browser treats the replies as those of the site. The API needs a token; without this check the page could read
+`/metrics`, and show the console under its name.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _NO_SNIFFING: Final = (b"x-content-type-options", b"nosniff")
 
 
 def rebindable(host: str) -> bool:
-    """Whether a `Host` header names something that a web page's owner could let resolve to a loopback address.
+    """Return whether the owner of a web page could make the name in a `Host` header resolve to a loopback address.
 
-    That takes a name of the public DNS, which has a dot. Address literals are not resolved, and names without a dot
+    Such a name is in the public DNS and has a dot. Address literals are not resolved, and names without a dot
     (`localhost`, a container, an upstream of a proxy) are not in the public DNS.
     """
     name = _name(host)
@@ -36,7 +36,7 @@ def rebindable(host: str) -> bool:
 
 
 def _name(host: str) -> str:
-    """The header without its port, in lower case."""
+    """Return the name in the header without its port, in lower case."""
     host = host.strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]
@@ -45,10 +45,10 @@ def _name(host: str) -> str:
 
 
 class WebGuard:
-    """Passes a request on if its `Host` is allowed, and adds `nosniff` to every response."""
+    """Forwards a request if its `Host` is allowed, and adds `nosniff` to every response."""
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str], *, loopback: bool) -> None:
-        """`allowed` are patterns of names. Without any, a port beyond loopback is reached by every name."""
+        """`allowed` has patterns of names. Without patterns, a port beyond loopback accepts every name."""
         self._app = app
         self._allowed = tuple(pattern.lower() for pattern in allowed)
         self._checks = loopback or bool(allowed)
@@ -61,10 +61,10 @@ class WebGuard:
 
         app = self._app
         if self._checks and scope["type"] == "http":
-            # An HTTP/1.0 probe may have no Host at all; a browser always sends one.
+            # An HTTP/1.0 probe may have no Host; a browser always sends one.
             host = Headers(scope=scope).get("host", "")
             if rebindable(host) and not self._is_allowed(host):
-                words = f"{_name(host)[:100]!r} is no name of this service (setting allowed_hosts)\n"
+                words = f"{_name(host)[:100]!r} is not a name of this service (setting allowed_hosts)\n"
                 app = PlainTextResponse(words, status_code=421, headers={"connection": "close"})
         await app(scope, receive, sent)
 

@@ -1,40 +1,40 @@
-"""Between the monitor and the sessions: asks sandboxes what sessions use, writes findings down, does the steps.
+"""Connects the monitor with the sessions: samples sandboxes, records alerts, carries out escalation steps.
 
-Implements `monitor.Outside` with the sessions' pool, store and manager. Touches sandboxes through the pool.
+Implements `monitor.MonitorBackend` with the sessions' pool, store and manager. Touches sandboxes through the pool.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Literal
 
-from holdfast.service.api import Control
-from holdfast.service.clock import Clock
+from holdfast.service.clock import WallClock
 from holdfast.service.monitor.monitor import ORPHANED, MonitorEvent
-from holdfast.service.monitor.thresholds import Step
+from holdfast.service.monitor.thresholds import Escalation
 from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.following.events import event_entry
-from holdfast.service.sessions.manager import SessionManager
-from holdfast.service.sessions.ports import SessionStore, Watcher
-from holdfast.service.types import SERVICE_STREAM, AuditEntry, SessionRecord, Usage
+from holdfast.service.sessions.ports import SessionStore
+from holdfast.service.types import SERVICE_STREAM, AuditEntry, ResourceUsage, SessionRecord
 from holdfast.types import UsageSample
 
+#: `SessionManager.enforce_limit`.
+EnforceLimit = Callable[[SessionRecord, Literal["terminate", "close"]], Awaitable[None]]
 
-class SandboxesOutside:
-    """`monitor.Outside`. `manager` is set once it is made: it needs the monitor first."""
 
-    manager: SessionManager
+class MonitorGateway:
+    """`monitor.Outside`."""
 
-    def __init__(self, pool: SandboxPool, store: SessionStore, clock: Clock) -> None:
+    def __init__(self, pool: SandboxPool, store: SessionStore, clock: WallClock, enforce: EnforceLimit) -> None:
         self._pool = pool
         self._store = store
         self._clock = clock
+        self._enforce = enforce
 
     async def usage(self, sandbox: str, ids: Sequence[str]) -> UsageSample:
         async with self._pool.use(sandbox) as api:
             return await api.usage(ids)
 
-    async def store_usages(self, usages: Mapping[str, Usage]) -> None:
+    async def store_usages(self, usages: Mapping[str, ResourceUsage]) -> None:
         await self._store.put_usages(usages)
 
     async def report(self, event: MonitorEvent) -> None:
@@ -50,30 +50,7 @@ class SandboxesOutside:
                 detail += f" ({event.step})"
             await self._store.append([event_entry(record, event.at, event.type, detail)])
 
-    async def escalate(self, session_id: str, step: Step) -> None:
+    async def escalate(self, session_id: str, step: Escalation) -> None:
         record = await self._store.session(session_id)
-        if record.over or step == "warn":
-            return
-        if step == "terminate":
-            await self.manager.desk(record).live.send(f"limit-{secrets.token_hex(8)}", b"", (Control("SIGTERM"),))
-        else:
-            await self.manager.close_over_limit(record)
-
-
-class Watchers:
-    """Several who want to know which sessions are ours."""
-
-    def __init__(self, *watchers: Watcher) -> None:
-        self._watchers = watchers
-
-    def watch(self, record: SessionRecord) -> None:
-        for watcher in self._watchers:
-            watcher.watch(record)
-
-    def forget(self, session_id: str) -> None:
-        for watcher in self._watchers:
-            watcher.forget(session_id)
-
-    def closed(self, session_id: str) -> None:
-        for watcher in self._watchers:
-            watcher.closed(session_id)
+        if not record.over and step != "warn":
+            await self._enforce(record, step)

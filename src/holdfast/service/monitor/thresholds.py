@@ -1,9 +1,9 @@
-"""When a session that nears or passes a limit is spoken of, and what is done about it; pure.
+"""Decides when a session near or over a limit is reported, and the escalation steps; pure.
 
-At 80 % of a limit a session is told once, and again only after it fell below 70 %. Over a limit that the operating
-system does not hold, it is warned, then what is in its foreground gets TERM, then it is closed by force; between
-two steps it has some seconds to mend its ways. It climbs down only once everything is below 80 % again, so that a
-session that swings around its limit does not start anew each time.
+At 80 % of a limit a session is reported once, and again only after it fell below 70 %. Over a limit that the
+operating system does not enforce, the session is warned, then its foreground gets TERM, then it is closed by force,
+with some seconds between two steps. The escalation resets only once everything is below 80 % again, so that a
+session around its limit does not start anew each time.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Final, Literal, NamedTuple
 
-from holdfast.service.types import EventType, Guard, Resources, Struct
+from holdfast.service.types import EventType, Guard, Resources, ServiceStruct
 
 Resource = Literal["cpu", "memory", "processes", "output"]
-Step = Literal["warn", "terminate", "close"]
+Escalation = Literal["warn", "terminate", "close"]
 
-STEPS: Final[tuple[Step, ...]] = ("warn", "terminate", "close")
+STEPS: Final[tuple[Escalation, ...]] = ("warn", "terminate", "close")
 #: The `reason` of a violation; `policy_violations` counts by it.
 REASONS: Final[dict[Resource, str]] = {
     "cpu": "CPU_LIMIT",
@@ -26,75 +26,75 @@ REASONS: Final[dict[Resource, str]] = {
 }
 
 
-class ThresholdSettings(Struct, frozen=True):
-    """How patient we are."""
+class ThresholdSettings(ServiceStruct, frozen=True):
+    """Levels and delays of reports and escalation."""
 
-    #: Of a limit, where a session is told.
+    #: Fraction of a limit at which a session is reported.
     near: float = 0.8
-    #: And below which it is told anew the next time: apart from `near`, so that noise does not tell it every time.
+    #: Fraction below which it can be reported again: apart from `near`, so that noise is not reported repeatedly.
     far: float = 0.7
-    #: Looks in a row for which CPU use must be high. Every compiler is, for a moment.
-    cpu_looks: int = 3
-    #: Seconds between two steps: a program that gets a TERM may write something down.
+    #: Consecutive samples with high CPU use: every compiler has a short peak.
+    cpu_samples: int = 3
+    #: Seconds between two steps: a program that gets TERM may need to save its state.
     step_seconds: float = 10.0
 
 
 class Measured(NamedTuple):
-    """What a session uses now, in the units of its limits."""
+    """Current usage of a session, in the units of its limits."""
 
     cpu_cores: float
     memory_bytes: int
-    #: Threads: the kernel's own limits count these, too.
+    #: Threads: the kernel's own limits count these as well.
     processes: int
     output_bytes: int
 
 
-class Standing(NamedTuple):
-    """What was said to a session, and what was done."""
+class LimitState(NamedTuple):
+    """Reports and steps of a session so far."""
 
-    told: frozenset[Resource] = frozenset()
-    #: Looks in a row in which its CPU use was high.
+    reported: frozenset[Resource] = frozenset()
+    #: Consecutive samples with high CPU use.
     cpu_high: int = 0
-    #: How many of `STEPS` were done, and when the last was.
+    #: Number of `STEPS` done, and the time of the last.
     steps: int = 0
     stepped_at: float = 0.0
 
 
-class Finding(NamedTuple):
-    """Something to report; with a step, something to do."""
+class Alert(NamedTuple):
+    """A alert to report; with a step, an action as well."""
 
     type: EventType
     resource: Resource
     reason: str
     detail: str
-    step: Step | None = None
+    step: Escalation | None = None
 
 
 def judge(
-    before: Standing,
+    before: LimitState,
     measured: Measured,
     limits: Resources,
     enforced: Collection[Guard],
     settings: ThresholdSettings,
     now: float,
-) -> tuple[Standing, list[Finding]]:
-    """What is to be said after this look, and the standing once that is done."""
-    findings: list[Finding] = []
-    told, cpu_high, steps, stepped_at = set(before.told), before.cpu_high, before.steps, before.stepped_at
+) -> tuple[LimitState, list[Alert]]:
+    """Return the state after this sample, and the alerts."""
+    alerts: list[Alert] = []
+    reported, cpu_high, steps, stepped_at = set(before.reported), before.cpu_high, before.steps, before.stepped_at
     over: list[tuple[Resource, str]] = []
     all_calm = True
     for resource, value, limit, text in _limited(measured, limits):
         high = value >= settings.near * limit
         if resource == "cpu":
             cpu_high = cpu_high + 1 if high else 0
-            high = cpu_high >= settings.cpu_looks
+            high = cpu_high >= settings.cpu_samples
         all_calm &= value < settings.near * limit
-        if high and resource not in told:
-            told.add(resource)
-            findings.append(Finding("RESOURCE_THRESHOLD", resource, f"{resource.upper()}_HIGH", text))
+        if high and resource not in reported:
+            reported.add(resource)
+            alerts.append(Alert("RESOURCE_THRESHOLD", resource, f"{resource.upper()}_HIGH", text))
         elif value < settings.far * limit:
-            told.discard(resource)
-        # The look before a verdict on CPU use counts, as above.
+            reported.discard(resource)
+        # CPU use needs several high samples, as above.
         if value > limit and high and resource not in enforced:
             over.append((resource, text))
     if all_calm:
@@ -102,16 +102,16 @@ def judge(
     elif over and steps < len(STEPS) and (steps == 0 or now - stepped_at >= settings.step_seconds):
         resource = over[0][0]
         step = STEPS[steps]
-        detail = f"{'; '.join(text for _, text in over)}; {_DONE[step]}"
-        findings.append(Finding("POLICY_VIOLATION", resource, REASONS[resource], detail, step))
+        detail = f"{'; '.join(text for _, text in over)}; {_STEP_TEXTS[step]}"
+        alerts.append(Alert("POLICY_VIOLATION", resource, REASONS[resource], detail, step))
         steps, stepped_at = steps + 1, now
-    return Standing(frozenset(told), cpu_high, steps, stepped_at), findings
+    return LimitState(frozenset(reported), cpu_high, steps, stepped_at), alerts
 
 
-#: For people.
-_DONE: Final[dict[Step, str]] = {
-    "warn": "what runs in the foreground is ended next",
-    "terminate": "what runs in the foreground gets TERM; the session is closed next",
+#: Text of each step for operators.
+_STEP_TEXTS: Final[dict[Escalation, str]] = {
+    "warn": "the foreground process is ended next",
+    "terminate": "the foreground process gets TERM; the session is closed next",
     "close": "the session is closed by force",
 }
 

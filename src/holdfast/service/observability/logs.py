@@ -1,8 +1,8 @@
-"""What the service logs: one line a happening, JSON for machines or readable on a terminal, to stderr.
+"""Logging of the service: one line per event, JSON or readable text, to stderr.
 
-Whoever observes a call binds `session_id`, `command_id`, `agent_id` and `request_id` (`observer`), and every line
-below has them, also those of libraries that use the standard library's logging. Payloads are cut and secrets taken
-out before anything is written. Changes the logging of this process; `configure_logs` returns what undoes it.
+`observer` binds `session_id`, `command_id`, `agent_id` and `request_id` to each call, and every line of that call
+has them, also those of libraries that use the standard library's logging. Payloads are cut and secrets redacted
+before anything is written. Changes the logging of this process; `configure_logs` returns a function that undoes it.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from holdfast.secret_names import looks_secret
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
 LogFormat = Literal["auto", "json", "text"]
-#: Takes secrets out of a text: `audit.redaction` has one made of the operator's patterns.
+#: Removes secrets from a text: `audit.redaction` builds one from the operator's patterns.
 Redact = Callable[[str], str]
 
-#: Our own tokens, and what stands behind `Bearer`.
+#: Our own tokens, and values after `Bearer`.
 _SECRET_VALUES: Final = re.compile(r"\bhf_[A-Za-z0-9_-]{16,}|(?i:\bbearer\s+)\S+")
 REDACTED: Final = "[redacted]"
-#: How far into lists and mappings we look; what lies deeper is written as text.
+#: Depth of lists and mappings that are redacted by parts; deeper values are converted to text.
 _DEPTH: Final = 4
 
 
-class LogSettings(Struct, frozen=True):
+class LogSettings(ServiceStruct, frozen=True):
     """Settings of the log; `ServiceSettings` has the first two with the prefix `log_`."""
 
-    #: `auto` is text for people where stderr is a terminal, else JSON.
+    #: `auto` is text where stderr is a terminal, else JSON.
     format: LogFormat = "auto"
     level: Literal["debug", "info", "warning", "error"] = "info"
     #: Characters of one value: enough to recognise a command, too few to hold a file's content.
@@ -41,12 +41,12 @@ class LogSettings(Struct, frozen=True):
 
 
 def no_secrets(text: str) -> str:
-    """What is taken out without anybody's patterns."""
+    """Remove secrets that are recognised without configured patterns."""
     return _SECRET_VALUES.sub(REDACTED, text)
 
 
-class Discretion:
-    """A processor that takes secrets out of every value and cuts long ones; binary values are shown as text."""
+class SecretFilter:
+    """A structlog processor that redacts every value and cuts long ones; binary values are shown as text."""
 
     def __init__(self, redact: Redact = no_secrets, value_chars: int = 256) -> None:
         self._redact = redact
@@ -68,9 +68,9 @@ class Discretion:
             value = value.decode("utf-8", "replace")
         text = value if isinstance(value, str) else repr(value)
         if key == "exception":
-            return self._redact(no_secrets(text))  # a traceback says what is wrong at its end
-        # Redacted before it is cut: half a secret is not recognised, and is still one. What is far behind the cut
-        # need not be looked at.
+            return self._redact(no_secrets(text))  # a traceback has the error at its end
+        # Redacted before it is cut: half a secret is not recognised, and still is one. Text far behind the cut is
+        # skipped.
         near = self._redact(no_secrets(text[: 8 * self._limit]))
         over = len(near) - self._limit + max(0, len(text) - 8 * self._limit)
         return near if over <= 0 else f"{near[: self._limit]}… ({over} more)"
@@ -79,7 +79,7 @@ class Discretion:
 def configure_logs(
     settings: LogSettings | None = None, *, redact: Redact = no_secrets, stream: TextIO | None = None
 ) -> Callable[[], None]:
-    """From now on log to `stream`, which is stderr: structlog's loggers and the standard library's."""
+    """Log to `stream`, by default stderr, from now on: structlog's loggers and the standard library's."""
     settings, stream = settings or LogSettings(), stream or sys.stderr
     console = settings.format == "text" or (settings.format == "auto" and stream.isatty())
     shared: list[Processor] = [
@@ -89,7 +89,7 @@ def configure_logs(
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
         structlog.processors.format_exc_info,
-        Discretion(redact, settings.value_chars),
+        SecretFilter(redact, settings.value_chars),
     ]
     renderer: Processor
     if console:
@@ -117,7 +117,7 @@ def configure_logs(
         ],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
-        # A logger that is kept would not notice that logging was configured again, in a test.
+        # A cached logger would keep its configuration when a test configures logging again.
         cache_logger_on_first_use=False,
     )
 

@@ -1,6 +1,6 @@
-"""The store, with a clock beside what callers wait for: how long appends and look-ups take, and whether they fail.
+"""The store with metrics: durations and failures of appends and queries that callers wait for.
 
-Nothing is decided here, and nothing else of the store is changed.
+Decides nothing and changes nothing else of the store.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from holdfast.service.observability.metrics import Metrics
-from holdfast.service.store import Agent, Fence, Lease, Store
+from holdfast.service.store import AgentRecord, Fence, SessionLease, Store
+from holdfast.service.store.database.database import Database
 from holdfast.service.types import Approval, AuditEntry, AuditRow, SessionRecord
 
 
 class MeteredStore(Store):
-    """`metrics` is set by whoever opens it, before anything is asked of it."""
+    """A store that measures its calls."""
 
-    metrics: Metrics
+    def __init__(self, database: Database, audit_key: bytes | None, *, metrics: Metrics) -> None:
+        super().__init__(database, audit_key)
+        self.metrics = metrics
 
     async def append(self, entries: Sequence[AuditEntry], *, fence: Fence | None = None) -> list[AuditRow]:
         with self.metrics.audit_append():
@@ -30,11 +33,11 @@ class MeteredStore(Store):
         with self.metrics.store("update_session"):
             return await super().update_session(session_id, **fields)
 
-    async def find_agent(self, token_hash: str) -> Agent | None:
+    async def find_agent(self, token_hash: str) -> AgentRecord | None:
         with self.metrics.store("find_agent"):
             return await super().find_agent(token_hash)
 
-    async def claim(self, replica: str, seconds: float, limit: int = 100) -> list[Lease]:
+    async def claim(self, replica: str, seconds: float, limit: int = 100) -> list[SessionLease]:
         with self.metrics.store("claim"):
             return await super().claim(replica, seconds, limit)
 
@@ -61,7 +64,7 @@ class MeteredStore(Store):
         return abandoned
 
     async def ping(self) -> None:
-        """Also counts what waits for an answer: nobody but the database knows it for all replicas."""
+        """Ping, and count open approvals: only the database has their number for all replicas."""
         with self.metrics.store("ping"):
             await super().ping()
             self.metrics.approvals_waiting.set(len(await self.open_approvals()))

@@ -1,8 +1,8 @@
-"""What the service counts and times, for Prometheus: one object with a registry of its own, made by `assembly`.
+"""Prometheus metrics of the service: one object with a registry of its own, made by `assembly`.
 
-The seed's five keep their names, with the unit behind; the service's own begin with `holdfast_`. No label holds an
-id: each has a bounded number of values, and what comes beyond them is counted as `other`. docs/monitoring.md lists
-every metric, and a test compares.
+The first five have names without a prefix; all others begin with `holdfast_`. No label holds
+an id: each has a bounded number of values, and further values count as `other`. docs/monitoring.md lists every
+metric, and a test compares.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from prometheus_client.exposition import choose_encoder
 
 from holdfast.service.types import Kind, State
 
-#: Values that one label may have in one metric: methods, codes and reasons are some dozens, each a time series.
+#: Values of one label in one metric: methods, codes and reasons are some dozens, each a time series.
 MAX_VALUES: Final = 100
 OTHER: Final = "other"
-#: Calls and statements: from a prompt that is there to one that is waited for.
+#: Calls and statements: from an immediate reply to a long poll.
 _CALL_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 #: Commands: from `true` to a build.
 _COMMAND_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
@@ -31,7 +31,7 @@ _KINDS: Final[tuple[str, ...]] = get_args(Kind)
 
 
 class CallTimer:
-    """One call of the API while it is under way."""
+    """One running call of the API."""
 
     __slots__ = ("began", "front", "method")
 
@@ -42,23 +42,23 @@ class CallTimer:
 
 
 class Metrics:
-    """Everything that is measured. Attributes are metrics of prometheus-client; methods bound their labels."""
+    """All metrics. Attributes are metrics of prometheus-client; methods bound their labels."""
 
     def __init__(self, *, own_process: bool = True) -> None:
-        """`own_process` adds our CPU time, memory and descriptors, as every Prometheus client names them."""
+        """`own_process` adds this process's CPU time, memory and descriptors, under the standard names."""
         self.registry = CollectorRegistry()
         self._seen: dict[str, set[str]] = {}
         if own_process:
             ProcessCollector(registry=self.registry)
         r = self.registry
 
-        # The five of the seed.
+        # Sessions and commands, without a prefix.
         self.sessions_active = Gauge(
             "sessions_active", "Sessions that this replica runs, by kind and state.", ("kind", "state"), registry=r
         )
         self.session_duration = Histogram(
             "session_duration_seconds",
-            "How long sessions lived, by kind and by why they ended.",
+            "Lifetime of closed sessions, by kind and reason of the close.",
             ("kind", "reason"),
             buckets=_SESSION_SECONDS,
             registry=r,
@@ -74,42 +74,42 @@ class Metrics:
             "output_throughput_bytes", "Bytes that sessions printed, by kind.", ("kind",), registry=r
         )
         self.policy_violations = Counter(
-            "policy_violations", "What the policy refused or ended, by reason.", ("reason",), registry=r
+            "policy_violations", "Actions that the policy refused or ended, by reason.", ("reason",), registry=r
         )
 
         # Calls.
         self.rpc_calls = Counter(
             "holdfast_rpc_calls",
-            "Calls that ended, by front end, method and status code.",
+            "Finished calls, by front end, method and status code.",
             ("front", "method", "code"),
             registry=r,
         )
         self.rpc_seconds = Histogram(
             "holdfast_rpc_seconds",
-            "How long calls took; a stream until its end.",
+            "Duration of calls; of a stream until its end.",
             ("front", "method"),
             buckets=_CALL_SECONDS,
             registry=r,
         )
-        self.rpc_in_flight = Gauge("holdfast_rpc_in_flight", "Calls that are under way.", ("front",), registry=r)
+        self.rpc_in_flight = Gauge("holdfast_rpc_in_flight", "Running calls.", ("front",), registry=r)
         self.requests_refused = Counter(
             "holdfast_requests_refused",
-            "Calls that were refused before they were looked at, by reason: no token, too many.",
+            "Calls refused at admission, by reason: no token, too many.",
             ("reason",),
             registry=r,
         )
 
         # Replicas.
-        self.leases_held = Gauge("holdfast_leases_held", "Sessions whose lease this replica has.", registry=r)
-        self.leases_lost = Counter("holdfast_leases_lost", "Leases that another replica took from us.", registry=r)
+        self.leases_held = Gauge("holdfast_leases_held", "Sessions with a lease of this replica.", registry=r)
+        self.leases_lost = Counter("holdfast_leases_lost", "Leases lost to another replica.", registry=r)
         self.leases_taken_over = Counter(
-            "holdfast_leases_taken_over", "Leases that we took from a replica that is gone.", registry=r
+            "holdfast_leases_taken_over", "Leases taken over from a replica that is gone.", registry=r
         )
 
         # Audit and database.
         self.audit_append_seconds = Histogram(
             "holdfast_audit_append_seconds",
-            "How long it took to append rows to the audit log.",
+            "Duration of appends to the audit log.",
             buckets=_CALL_SECONDS,
             registry=r,
         )
@@ -119,13 +119,13 @@ class Metrics:
         self.audit_queue = Gauge("holdfast_audit_queue", "Audit rows that wait to be written.", registry=r)
         self.store_seconds = Histogram(
             "holdfast_store_seconds",
-            "How long operations of the database took.",
+            "Duration of database operations.",
             ("operation",),
             buckets=_CALL_SECONDS,
             registry=r,
         )
 
-        # Sessions from outside.
+        # Sessions.
         self.approvals_waiting = Gauge(
             "holdfast_approvals_waiting", "Commands that wait for an approval.", registry=r
         )
@@ -133,31 +133,29 @@ class Metrics:
             "holdfast_approvals", "Approval requests that ended, by outcome.", ("outcome",), registry=r
         )
         self.event_subscribers = Gauge("holdfast_event_subscribers", "Open subscriptions to events.", registry=r)
-        self.sandbox_connections = Gauge(
-            "holdfast_sandbox_connections", "Sandboxes that we are connected to.", registry=r
-        )
+        self.sandbox_connections = Gauge("holdfast_sandbox_connections", "Connected sandboxes.", registry=r)
         self.sandbox_failures = Counter(
-            "holdfast_sandbox_failures", "Attempts to reach a sandbox that failed.", registry=r
+            "holdfast_sandbox_failures", "Failed attempts to reach a sandbox.", registry=r
         )
 
         # The monitor.
         self.monitor_pass_seconds = Histogram(
             "holdfast_monitor_pass_seconds",
-            "How long one look at the sessions of one sandbox took.",
+            "Duration of one sample of the sessions of a sandbox.",
             buckets=_CALL_SECONDS,
             registry=r,
         )
         self.monitor_failures = Counter(
-            "holdfast_monitor_failures", "Looks that failed: the sandbox did not answer.", registry=r
+            "holdfast_monitor_failures", "Failed samples: the sandbox did not respond.", registry=r
         )
         self.monitor_skipped = Counter(
             "holdfast_monitor_skipped",
-            "Looks that were left out because the one before was still under way.",
+            "Samples skipped because the previous one was still running.",
             registry=r,
         )
-        self.sessions_idle = Gauge("holdfast_sessions_idle", "Sessions in which nothing happens.", registry=r)
+        self.sessions_idle = Gauge("holdfast_sessions_idle", "Idle sessions.", registry=r)
         self.sessions_long_running = Gauge(
-            "holdfast_sessions_long_running", "Sessions with a command that has run for long.", registry=r
+            "holdfast_sessions_long_running", "Sessions with a long-running command.", registry=r
         )
         self.session_processes = Gauge("holdfast_session_processes", "Processes of all sessions.", registry=r)
         self.session_memory = Gauge(
@@ -167,25 +165,23 @@ class Metrics:
             "holdfast_session_cpu_seconds", "CPU time that sessions' processes used.", registry=r
         )
         self.orphaned_processes = Gauge(
-            "holdfast_orphaned_processes", "Processes that run on though their session is closed.", registry=r
+            "holdfast_orphaned_processes", "Processes of closed sessions that are still running.", registry=r
         )
         self.resource_thresholds = Counter(
             "holdfast_resource_thresholds",
-            "How often a session came near a limit, by resource.",
+            "Sessions that came near a limit, by resource.",
             ("resource",),
             registry=r,
         )
         self.escalations = Counter(
-            "holdfast_escalations", "What was done about sessions over a limit, by step.", ("step",), registry=r
+            "holdfast_escalations", "Escalation steps for sessions over a limit, by step.", ("step",), registry=r
         )
         for front in ("grpc", "http"):
             self.rpc_in_flight.labels(front)
         self.set_sessions({})
 
-    # --- recording -------------------------------------------------------------------------------------------
-
     def set_sessions(self, counts: Mapping[tuple[Kind, State], int]) -> None:
-        """How many sessions there are now; what is not named has none."""
+        """Set the number of sessions by kind and state; others are 0."""
         for kind in _KINDS:
             for state in _STATES:
                 self.sessions_active.labels(kind, state).set(0)
@@ -208,13 +204,13 @@ class Metrics:
         self.requests_refused.labels(self._bounded("refusal", reason)).inc()
 
     def begin_call(self, front: str, method: str) -> CallTimer:
-        """A call is under way; `end_call` must follow, once."""
+        """Start a call; `end_call` must follow once."""
         front, method = self._bounded("front", front), self._bounded("method", method)
         self.rpc_in_flight.labels(front).inc()
         return CallTimer(front, method)
 
     def end_call(self, timer: CallTimer, code: str) -> float:
-        """With the name of a status; returns how many seconds it took."""
+        """End a call with the name of a status; return its seconds."""
         seconds = time.perf_counter() - timer.began
         self.rpc_in_flight.labels(timer.front).dec()
         self.rpc_seconds.labels(timer.front, timer.method).observe(seconds)
@@ -223,7 +219,7 @@ class Metrics:
 
     @contextlib.contextmanager
     def store(self, operation: str) -> Iterator[None]:
-        """Time one operation of the database, also one that fails."""
+        """Time one database operation, also a failed one."""
         began = time.perf_counter()
         try:
             yield
@@ -233,7 +229,7 @@ class Metrics:
 
     @contextlib.contextmanager
     def audit_append(self) -> Iterator[None]:
-        """Time one append to the audit log; one that fails is counted."""
+        """Time one append to the audit log; count a failed one."""
         began = time.perf_counter()
         try:
             yield
@@ -243,7 +239,7 @@ class Metrics:
         self.audit_append_seconds.observe(time.perf_counter() - began)
 
     def _bounded(self, label: str, value: str) -> str:
-        """The value itself for the first `MAX_VALUES` that a label has."""
+        """Return the value for the first `MAX_VALUES` values of a label, then `other`."""
         seen = self._seen.setdefault(label, set())
         if value in seen:
             return value
@@ -252,14 +248,12 @@ class Metrics:
         seen.add(value)
         return value
 
-    # --- reading ---------------------------------------------------------------------------------------------
-
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Everything, as a scrape with this Accept header wants it, and its content type."""
+        """Return all metrics in the format of this Accept header, and the content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
     def names(self) -> dict[str, str]:
-        """Every metric as a query names it, with what it is."""
+        """Return every metric name as queries use it, with its type."""
         families = self.registry.collect()
         return {f.name + ("_total" if f.type == "counter" else ""): f.documentation for f in families}

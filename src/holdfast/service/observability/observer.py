@@ -1,7 +1,7 @@
-"""What is seen of calls and of sessions from outside: metrics, a span and a log line for each call.
+"""Observes calls and sessions: metrics, and a span and a log line for each call.
 
-Stands between the parts that tell (`admission.CallObserver`, `sessions.ports.Tell`) and those that show (`metrics`,
-`tracing`, `logs`), so that neither knows the other. Decides nothing.
+Connects the reporting parts (`admission.CallObserver`, `sessions.ports.Tell`) with `metrics`, `tracing` and `logs`,
+so that neither side imports the other. Decides nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.service import problems
 from holdfast.service.access.admission import FrontName
 from holdfast.service.observability.metrics import Metrics
 from holdfast.service.observability.tracing import Tracer
-from holdfast.service.sessions.ports import Told
+from holdfast.service.sessions.ports import MetricEvent
 from holdfast.service.types import Caller, Kind, State
 
 #: Header of callers that number their own calls.
@@ -27,22 +27,22 @@ _LONGEST_ID: Final = 128
 _FINE: Final = ("OK", "CANCELLED")
 
 _log = structlog.stdlib.get_logger("holdfast.service.calls")
-#: The same as the standard library has it. To find out that nobody wants a line costs structlog 20 µs.
+#: The same logger in the standard library: structlog needs 20 µs to find a level disabled.
 _log_level = logging.getLogger("holdfast.service.calls")
 
 
-class Calls:
+class ServiceCallObserver:
     """`admission.CallObserver`."""
 
     def __init__(self, metrics: Metrics, tracer: Tracer) -> None:
         self._metrics = metrics
         self._tracer = tracer
 
-    def begin(self, front: FrontName, method: str, headers: Mapping[str, str]) -> ObservedCall:
-        return ObservedCall(self._metrics, self._tracer, front, method, headers)
+    def begin(self, front: FrontName, method: str, headers: Mapping[str, str]) -> CallObservation:
+        return CallObservation(self._metrics, self._tracer, front, method, headers)
 
 
-class ObservedCall:
+class CallObservation:
     """One call, from its beginning to its end, in one task."""
 
     def __init__(
@@ -52,7 +52,7 @@ class ObservedCall:
         self._method = method
         self._front = front
         self._timer = metrics.begin_call(front, method)
-        #: What log lines of this call have, taken back in the end.
+        #: Values bound to the log lines of this call, reset at its end.
         self._bound: list[Mapping[str, Token[Any]]] = []
         request_id = headers.get(_REQUEST_ID, "")[:_LONGEST_ID]
         if request_id:
@@ -75,13 +75,13 @@ class ObservedCall:
         seconds = self._metrics.end_call(self._timer, status)
         level = logging.DEBUG if status in _FINE else logging.INFO
         if _log_level.isEnabledFor(level):
-            words = {"method": self._method, "front": self._front, "status": status, "seconds": round(seconds, 4)}
-            _log.log(level, "call", **words)
+            fields = {"method": self._method, "front": self._front, "status": status, "seconds": round(seconds, 4)}
+            _log.log(level, "call", **fields)
         if status in ("UNAUTHENTICATED", "RESOURCE_EXHAUSTED"):
             self._metrics.refused(status)
         self._span.set("rpc.code", status)
         failed = _failure(status)
-        # The span learns of a failure as it would if it had left the block.
+        # The span records the failure as if the exception had left the block.
         self._work.__exit__(type(failed) if failed else None, failed, None)
         for tokens in reversed(self._bound):
             structlog.contextvars.reset_contextvars(**tokens)
@@ -98,28 +98,30 @@ def _failure(status: str) -> problems.Problem | None:
     return kind(status, reason=status)
 
 
-def tell_metrics(metrics: Metrics) -> Callable[[Told], None]:
-    """What sessions tell, counted."""
+def count_metrics(metrics: Metrics) -> Callable[[MetricEvent], None]:
+    """Return a listener that counts the events of sessions."""
 
-    def tell(told: Told) -> None:
-        kind: Kind = "shell" if told.kind == "shell" else "terminal"
-        match told.what:
+    def count(event: MetricEvent) -> None:
+        kind: Kind = "shell" if event.kind == "shell" else "terminal"
+        match event.what:
             case "session_over":
-                metrics.session_ended(kind, told.detail, told.amount)
+                metrics.session_ended(kind, event.detail, event.amount)
             case "command_ended":
-                metrics.command_ended(kind, told.amount)
+                metrics.command_ended(kind, event.amount)
             case "violation":
-                metrics.violated(told.detail)
+                metrics.violated(event.detail)
             case "lease_taken":
                 metrics.leases_taken_over.inc()
             case "lease_lost":
                 metrics.leases_lost.inc()
+            case "subscribers":
+                metrics.event_subscribers.inc(event.amount)
             case "session_opened" | "output":
-                pass  # counted by who is there now, and by the monitor
+                pass  # counted by `count_sessions`, and by the monitor
 
-    return tell
+    return count
 
 
 def count_sessions(metrics: Metrics, sessions: Iterable[tuple[Kind, State]]) -> None:
-    """Who is there now, for a scrape."""
+    """Set the numbers of current sessions, for a scrape."""
     metrics.set_sessions(Counter(sessions))

@@ -1,7 +1,7 @@
-"""Spans of API calls with children for shell work, through OpenTelemetry where that is asked for; else nothing.
+"""Spans of API calls with children for shell work, through OpenTelemetry where enabled; otherwise no-ops.
 
-OpenTelemetry is an extra: it is imported by `open_tracer` alone, and only if the usual variables (OTEL_*) name an
-exporter. Without it every call here is a no-op. Sends spans to that exporter from a thread of its own.
+OpenTelemetry is an extra: only `open_tracer` imports it, and only if the usual variables (OTEL_*) name an exporter.
+Spans are sent to that exporter from a thread of its own.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span as OtelSpan, SpanKind
 
-#: What a span may carry.
+#: Types of span attributes.
 Attribute = str | bool | int | float
-#: Spans of work in a sandbox; a call has one for each thing that it did there.
+#: Spans of work in a sandbox; a call has one for each operation there.
 ShellWork = Literal["open_terminal", "open_shell", "send", "read", "run", "signal", "close", "usage"]
-#: Any of these names an exporter, or says that there is one.
+#: Each of these configures an exporter.
 _EXPORTER_VARIABLES: Final = (
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "OTEL_TRACES_EXPORTER",
 )
-#: How W3C spells what comes with a call.
+#: W3C trace context headers.
 _CARRIER: Final = ("traceparent", "tracestate")
 
 
 class Span(Protocol):
-    """What is under way."""
+    """A running span."""
 
     def set(self, name: str, value: Attribute) -> None: ...
 
 
 class Tracer(Protocol):
-    """Makes spans. Both calls are used with `with`; a span is the parent of those that begin inside of it."""
+    """Creates spans. Both methods return context managers; a span is the parent of those that begin inside it."""
 
     def call(self, method: str, front: str, headers: Mapping[str, str]) -> AbstractContextManager[Span]:
-        """One call of the API, a child of the caller's span if its `traceparent` names one."""
+        """Span of one API call, a child of the caller's span if `traceparent` names one."""
         ...
 
     def work(self, name: ShellWork, **attributes: Attribute) -> AbstractContextManager[Span]:
-        """Something that is done in a sandbox for it."""
+        """Span of one operation in a sandbox."""
         ...
 
     def close(self) -> None:
-        """Send what waits."""
+        """Send pending spans."""
         ...
 
 
 class NullSpan:
-    """Nothing."""
+    """A no-op span."""
 
     def set(self, name: str, value: Attribute) -> None:
         return
 
 
 class NullTracer:
-    """Tracing that is switched off: costs an attribute and a call."""
+    """A no-op tracer: costs an attribute and a call."""
 
     def __init__(self) -> None:
         self._nothing = contextlib.nullcontext(NullSpan())
@@ -76,22 +76,20 @@ class NullTracer:
         return
 
 
-def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for spans, as OpenTelemetry reads it."""
+def is_enabled(environ: Mapping[str, str]) -> bool:
+    """True if the environment enables spans, by OpenTelemetry's rules."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
         return False
     return any(environ.get(name) for name in _EXPORTER_VARIABLES)
 
 
 def open_tracer(environ: Mapping[str, str]) -> Tracer:
-    """One that exports as the environment says, or one that does nothing."""
-    if not wanted(environ):
+    """Return a tracer that exports as configured in the environment, or a no-op."""
+    if not is_enabled(environ):
         return NullTracer()
     exporter = environ.get("OTEL_TRACES_EXPORTER") or "otlp"
     if exporter not in ("otlp", "console"):
-        raise Invalid(
-            f"OTEL_TRACES_EXPORTER={exporter}: otlp, console and none are known", reason="TRACING_EXPORTER"
-        )
+        raise Invalid(f"OTEL_TRACES_EXPORTER={exporter}: must be otlp, console or none", reason="TRACING_EXPORTER")
     try:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
@@ -104,7 +102,7 @@ def open_tracer(environ: Mapping[str, str]) -> Tracer:
             spans = OTLPSpanExporter()
     except ImportError as error:
         raise Invalid(
-            f"OTEL_* asks for spans, and OpenTelemetry is not installed ({error}): pip install 'holdfast[tracing]'",
+            f"OTEL_* enables spans, but OpenTelemetry is not installed ({error}): pip install 'holdfast[tracing]'",
             reason="TRACING_NOT_INSTALLED",
         ) from None
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -117,7 +115,7 @@ def open_tracer(environ: Mapping[str, str]) -> Tracer:
 
 
 class ExportedSpan:
-    """A span of OpenTelemetry's."""
+    """A span of OpenTelemetry."""
 
     def __init__(self, span: OtelSpan) -> None:
         self._span = span
@@ -127,7 +125,7 @@ class ExportedSpan:
 
 
 class OtelTracer:
-    """Spans through a provider of our own: the process's global one stays as it is."""
+    """Spans through a provider of our own: the process's global one is unchanged."""
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -156,8 +154,8 @@ class OtelTracer:
 
         parent = None
         if headers is not None:
-            # Headers come in any case. Without a caller's span a call begins a trace of its own, also where another
-            # span happens to be current.
+            # Header names have any case. Without a caller's span a call begins a trace of its own, even where
+            # another span is current.
             carrier = {key: value for key, value in _lower(headers) if key in _CARRIER}
             parent = self._propagator.extract(carrier, Context())
         with self._tracer.start_as_current_span(
@@ -173,12 +171,12 @@ class OtelTracer:
             except Problem as problem:
                 span.set_attribute("holdfast.reason", problem.reason)
                 span.set_attribute("rpc.code", problem.status)
-                # What the caller did wrong is no failure of the service.
+                # A caller's error is not a failure of the service.
                 if problem.status in ("INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED"):
                     span.set_status(Status(StatusCode.ERROR, problem.reason))
                 raise
             except Exception as error:
-                # The name alone: a message may hold what a program printed.
+                # The class name only: a message may contain output of a program.
                 span.set_status(Status(StatusCode.ERROR, type(error).__name__))
                 raise
 

@@ -1,1 +1,1 @@
-"""What a session may do: rules from a file, and pure decisions by them."""
+"""Policy of sessions: rules from a file, and pure decisions by them."""

@@ -1,8 +1,8 @@
-"""From the text of a command line to the programs in it, at every level, through wrappers; pure.
+"""Parses the text of a command line into the programs that it runs, at every level, through wrappers; pure.
 
-What only the running shell can know (`$X foo`, `eval "$y"`) and what cannot be read is told, so that rules can fail
-closed. What a program does with its own language (`python -c`, `awk`) is not looked at: the operating system guards
-that.
+Parts that only the running shell can know (`$X foo`, `eval "$y"`), or that cannot be parsed, are reported as
+unknown, so that rules can fail closed. Programs in other languages (`python -c`, `awk`) are not parsed: the
+operating system confines them.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from holdfast.service.policy.runners import is_loader, runs_by_option
-from holdfast.service.policy.shell_arithmetic import is_number, read_sum
-from holdfast.service.policy.shell_grammar import Grammar
-from holdfast.service.policy.shell_redirections import SCRIPT_LEVELS, Assignment, Redirection, SimpleCommand
-from holdfast.service.policy.shell_words import LATER, MAX_DEPTH, Incomplete, Word
-from holdfast.service.policy.wrappers import BACKGROUND, OPAQUE, SHELL_WITHOUT_COMMAND, WRAPPERS, NotKnown, split
-from holdfast.service.types import Struct
+from holdfast.service.policy.shell.arithmetic import analyse_arithmetic, is_number
+from holdfast.service.policy.shell.grammar import Grammar
+from holdfast.service.policy.shell.redirections import SCRIPT_LEVELS, Assignment, Redirection, SimpleCommand
+from holdfast.service.policy.shell.words import MAX_DEPTH, UNKNOWN_WORDS, Incomplete, Word
+from holdfast.service.policy.wrappers import BACKGROUND, OPAQUE, STARTS_SHELL, WRAPPERS, UnknownCommand, split
+from holdfast.service.types import ServiceStruct
 
-#: A longer text is unknown as a whole. Four times what Linux takes as one argument would only cost time.
+#: A longer text is unknown as a whole: four times the longest argument of Linux would only cost time.
 MAX_TEXT: Final = 128 * 1024
-#: Commands in one line; more of them are unknown.
+#: Commands in one line; further ones are unknown.
 MAX_COMMANDS: Final = 2_000
-#: `env env env ...`: each costs some of Python's stack.
+#: `env env env ...`: each level uses some of Python's stack.
 _MAX_WRAPPERS: Final = 30
-#: Reasons that are kept: one is enough to refuse.
+#: Reasons that are recorded: one is enough to refuse.
 _MAX_REASONS: Final = 20
 
-#: How a shell reads: False as bash, True as dash. `sh` may be either, so both are tried.
+#: Dialects of each shell: False as bash, True as dash. `sh` may be either, so both are tried.
 _DIALECTS: Final[dict[str, tuple[bool, ...]]] = {
     "bash": (False,),
     "rbash": (False,),
@@ -41,13 +41,13 @@ _DIALECTS: Final[dict[str, tuple[bool, ...]]] = {
     "ash": (True,),
 }
 #: Programs that need no rule, since they only run others. `busybox` is all programs in one.
-NEEDED_BY_OTHERS: Final = tuple(
+NEED_NO_RULE: Final = tuple(
     name
     for name in (*_DIALECTS, *(name for name, wrapper in WRAPPERS.items() if wrapper.transparent))
     if name not in ("busybox", "toybox", "builtin", "command", "exec")
 )
 _OTHER_SHELLS: Final = frozenset(["zsh", "fish", "csh", "tcsh", "xonsh", "nu", "pwsh", "elvish", "yash", "ksh93"])
-#: Variables that change which programs a name means, run something themselves, or name a program that others run.
+#: Variables that change which program a name refers to, run something themselves, or name a program to run.
 _STEERING: Final = re.compile(
     r"(PATH|LD_\w+|ENV|IFS|HOME|SHELL|SHELLOPTS|PROMPT_COMMAND|PS[0-4]|BASH\w*|BASH_FUNC_.*|INPUTRC|histchars"
     r"|MAIL|MAILPATH|HIST\w+|FUNCNEST|CDPATH|GLOBIGNORE|EXECIGNORE|FCEDIT|POSIXLY_CORRECT|TEXTDOMAIN\w*"
@@ -56,11 +56,11 @@ _STEERING: Final = re.compile(
     r"|\w+_ASKPASS|RSYNC_RSH|CVS_RSH|TAR_OPTIONS|PYTHON\w+|PERL\w+|RUBY\w+|NODE_\w+|JAVA_\w+|_JAVA_OPTIONS"
     r"|MAKEFLAGS|MAKEFILES|GCONV_PATH|LOCPATH|NLSPATH|GLIBC_TUNABLES|RIPGREP_CONFIG_PATH|FZF_\w+)"
 )
-#: Variables of bash whose new value is evaluated: only a number is harmless.
+#: Variables of bash with an evaluated value: only a number is harmless.
 _COUNTING: Final = frozenset(
     ["RANDOM", "SRANDOM", "SECONDS", "LINENO", "OPTIND", "OPTERR", "TMOUT", "EPOCHSECONDS"]
 )
-#: Variables that the shell sets by itself, so that they need not hold what the text gave them.
+#: Variables that the shell sets itself, so they may not hold the value assigned in the text.
 _SET_BY_SHELL: Final = _COUNTING | {
     "_",
     "REPLY",
@@ -72,12 +72,12 @@ _SET_BY_SHELL: Final = _COUNTING | {
     "COLUMNS",
     "LINES",
 }
-#: Builtins whose words are names of variables.
+#: Builtins with names of variables as arguments.
 _ASSIGNING: Final = frozenset(
     ["export", "declare", "typeset", "local", "readonly", "read", "mapfile", "readarray", "unset", "getopts"]
 )
 _DECLARING: Final = frozenset(["export", "declare", "typeset", "local", "readonly"])
-#: Attributes with which a later assignment is evaluated, goes elsewhere, or fails.
+#: Attributes that make a later assignment evaluate, write elsewhere, or fail.
 _ATTRIBUTES: Final = {
     "i": "evaluates later values",
     "n": "gives a variable another name",
@@ -85,12 +85,12 @@ _ATTRIBUTES: Final = {
 }
 _NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 #: Operators of `test` with a word on each side, and before a word. Not `-v`, which evaluates an index, and not `-a`
-#: and `-o`, after which another operator may come.
+#: and `-o`, which another operator may follow.
 _TWO_SIDED: Final = frozenset(
     ["=", "==", "!=", "<", ">", "-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-nt", "-ot", "-ef"]
 )
 _ONE_SIDED: Final = frozenset(f"-{letter}" for letter in "bcdefghknprstuwxzGLNORS")
-#: Names that a function may not take, since the reader relies on what they do.
+#: Names that a function must not redefine, since the parser relies on their behaviour.
 _BUILTINS: Final = frozenset(
     [
         *(
@@ -115,77 +115,77 @@ _BUILTINS: Final = frozenset(
         *("unalias", "unset", "wait", "env", "sudo", "xargs", "find", "git"),
     ]
 )
-#: Parts of a path that leads to what the shell reads anyway, and not to a file.
+#: Parts of a path to the shell's own input, not to a file.
 _STREAMS: Final = frozenset(["dev", "proc", "fd", "stdin"])
 _MOVING: Final = frozenset(["cd", "chdir", "pushd", "popd", "chroot"])
 _SHELL_LONG_FLAGS: Final = ("login", "noediting", "noprofile", "norc", "posix", "restricted", "verbose")
-#: Options with which a builtin changes what runs, or runs something itself.
+#: Options that make a builtin change which program runs, or run something itself.
 _RUNNING_OPTIONS: Final = {"hash": "p", "jobs": "x", "mapfile": "C", "readarray": "C"}
 _FIND_COMMANDS: Final = ("-exec", "-execdir", "-ok", "-okdir")
 
 
-def steers(name: str) -> bool:
-    """Whether a variable decides what runs."""
+def decides_program(name: str) -> bool:
+    """True if the variable decides which program runs."""
     return bool(_STEERING.fullmatch(name))
 
 
-class Command(Struct, frozen=True):
-    """A program with its words. `via`: what runs it, outermost first."""
+class ParsedCommand(ServiceStruct, frozen=True):
+    """A program with its arguments. `via`: the programs that run it, outermost first."""
 
     program: str
     arguments: tuple[Word, ...] = ()
     via: tuple[str, ...] = ()
-    #: It only runs another command, which is told beside it.
+    #: The command only runs another one, which is listed as well.
     transparent: bool = False
 
     @property
     def name(self) -> str:
-        """Without the directory."""
+        """Name without the directory."""
         return posixpath.basename(self.program)
 
     @property
     def text(self) -> str:
-        """What patterns are matched with."""
+        """Text that patterns are matched with."""
         return " ".join([self.name, *(word.text for word in self.arguments)])
 
 
-class CommandLine(Struct, frozen=True):
-    """What is in a text."""
+class CommandLine(ServiceStruct, frozen=True):
+    """Result of parsing a text."""
 
-    commands: tuple[Command, ...] = ()
-    #: Why something in it cannot be known.
+    commands: tuple[ParsedCommand, ...] = ()
+    #: Reasons why parts of it are unknown.
     unknown: tuple[str, ...] = ()
-    #: Why it ends too early; a shell at a prompt asks for more.
+    #: Reason why the text is incomplete; a shell at a prompt would read more.
     incomplete: str = ""
-    #: What puts something into the background: `&`, `nohup`, ...
+    #: Operators and programs that start a background process: `&`, `nohup`, ...
     background: tuple[str, ...] = ()
-    #: Letters of the text before the line that is not complete.
+    #: Characters of the text before the incomplete line.
     taken: int = 0
-    #: Something in it changes the working directory.
+    #: The line may change the working directory.
     moves: bool = False
 
     @property
     def programs(self) -> tuple[str, ...]:
-        """The names, each once, in the order of the text."""
+        """Names of the programs, each once, in the order of the text."""
         return tuple(dict.fromkeys(command.name for command in self.commands))
 
 
 def read_command_line(text: str, *, shell: str = "bash", interactive: bool = False) -> CommandLine:
-    """All simple commands of a text as this shell reads it; `interactive` knows `!` as a prompt does."""
+    """Parse all simple commands of a text as this shell would; `interactive` treats `!` as a prompt does."""
     name = posixpath.basename(shell.split()[0]) if shell.split() else "bash"
     if name not in _DIALECTS:
-        return CommandLine(unknown=(f"the language of {name} is not known",))
+        return CommandLine(unknown=(f"the language of {name} is not supported",))
     if len(text) > MAX_TEXT:
         return CommandLine(unknown=(f"it is longer than {MAX_TEXT:,} letters",))
     line, texts = _read(text, name, interactive, frozenset())
     if texts:
-        # Which variables are given a text anywhere is known only now.
+        # Repeated with the variables that were found to be assigned text anywhere.
         line, _ = _read(text, name, interactive, texts)
     return line
 
 
 def _read(text: str, shell: str, interactive: bool, texts: frozenset[str]) -> tuple[CommandLine, frozenset[str]]:
-    """What is in a text, and the variables that are used as numbers and are given texts beside `texts`."""
+    """Parse a text; also return variables used as numbers that are assigned text, beside `texts`."""
     reading = _Reading(texts)
     if control := re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text):
         reading.unknown(f"it holds the control character {control[0]!r}")
@@ -204,11 +204,11 @@ def _read(text: str, shell: str, interactive: bool, texts: frozenset[str]) -> tu
 
 
 class _Reading:
-    """What is found while one text is read."""
+    """State while one text is parsed."""
 
     def __init__(self, texts: frozenset[str]) -> None:
-        self.commands: list[Command] = []
-        #: Variables that are known to be given a text, that were found to be, and that were taken for numbers.
+        self.commands: list[ParsedCommand] = []
+        #: Variables known to be assigned text, found to be, and assumed to be numbers.
         self.known_texts = texts
         self.texts: set[str] = set()
         self.numbers: set[str] = set()
@@ -223,7 +223,7 @@ class _Reading:
             self.reasons[reason] = None
 
     def grammar(self, text: str, *, posix: bool, history: bool, depth: int, via: tuple[str, ...]) -> Grammar:
-        return Grammar(text, _Look(self, posix, via), posix=posix, history=history, depth=depth)
+        return Grammar(text, _CommandVisitor(self, posix, via), posix=posix, history=history, depth=depth)
 
     def script(
         self,
@@ -234,7 +234,7 @@ class _Reading:
         via: tuple[str, ...],
         local_names: frozenset[str] | None = None,
     ) -> None:
-        """`local_names`: of the function that runs it in its own shell."""
+        """`local_names`: those of the function that runs the script in its own shell."""
         if (text, posix, local_names) in self._scripts:
             return
         self._scripts.add((text, posix, local_names))
@@ -249,8 +249,8 @@ class _Reading:
             self.unknown(f"a script within it is not complete: {error}")
 
 
-class _Look:
-    """Looks through commands at those that they run."""
+class _CommandVisitor:
+    """Visits simple commands, and the commands that those run."""
 
     def __init__(self, reading: _Reading, posix: bool, via: tuple[str, ...]) -> None:
         self._reading = reading
@@ -286,14 +286,14 @@ class _Look:
         self._reading.script(text, depth, posix=self._posix, via=self._via)
 
     def variable(self, name: str, *, number: bool) -> None:
-        if steers(name) or (name in _COUNTING and not number):
+        if decides_program(name) or (name in _COUNTING and not number):
             self.unknown(f"it sets {name}, which decides what runs")
         if not number:
             self._reading.texts.add(name)
 
     def holds_numbers(self, name: str) -> bool:
         self._reading.numbers.add(name)
-        return name not in self._reading.known_texts and name not in _SET_BY_SHELL and not steers(name)
+        return name not in self._reading.known_texts and name not in _SET_BY_SHELL and not decides_program(name)
 
     def function(self, name: Word) -> None:
         if not name.known or name.text in _BUILTINS or name.text in WRAPPERS or name.text in _DIALECTS:
@@ -306,7 +306,7 @@ class _Look:
                 self._own(each.name, number=each.number)
 
     def _own(self, name: str, *, number: bool) -> None:
-        """As `WordReader.assign`."""
+        """Report the variable like `WordReader.assign`."""
         local_names = self._command.local_names
         if not number and not self._posix and local_names is not None and name not in local_names:
             self.unknown(f"a function gives {name}, which is not its own, a text")
@@ -314,7 +314,7 @@ class _Look:
     def _run(self, words: tuple[Word, ...], redirections: tuple[Redirection, ...], via: tuple[str, ...]) -> None:
         first = words[0]
         if not first.known or (first.tilde and "/" not in first.text):
-            self.unknown(f"which program `{first.text[:80]}` is, is known only when it runs")
+            self.unknown(f"which program `{first.text[:80]}` is, is known only at run time")
             return
         if len(self._reading.commands) >= MAX_COMMANDS or len(via) > _MAX_WRAPPERS:
             self.unknown(f"more than {MAX_COMMANDS:,} commands, or {_MAX_WRAPPERS} wrappers around one")
@@ -323,24 +323,24 @@ class _Look:
         if name in BACKGROUND:
             self.background(name)
         self._reading.moves = self._reading.moves or name in _MOVING
-        place = len(self._reading.commands)
-        self._reading.commands.append(Command(first.text, words[1:], via))
+        index = len(self._reading.commands)
+        self._reading.commands.append(ParsedCommand(first.text, words[1:], via))
         transparent = False
         try:
             transparent = self._inner(name, words, redirections, (*via, name))
-        except NotKnown as reason:
+        except UnknownCommand as reason:
             self.unknown(str(reason))
         if transparent:
-            self._reading.commands[place] = Command(first.text, words[1:], via, transparent=True)
+            self._reading.commands[index] = ParsedCommand(first.text, words[1:], via, transparent=True)
 
     def _inner(
         self, name: str, words: tuple[Word, ...], redirections: tuple[Redirection, ...], via: tuple[str, ...]
     ) -> bool:
-        """Those that it runs; whether it adds nothing of its own."""
+        """Visit the commands that this one runs; return True if it only runs them."""
         if (running := _RUNNING_OPTIONS.get(name)) is not None:
             self._option(name, running, words)
         if (how := runs_by_option(name, words)) is not None:
-            raise NotKnown(f"`{name}`: {how}")
+            raise UnknownCommand(f"`{name}`: {how}")
         if name in _ASSIGNING:
             self._assigning(name, words, via)
         elif name == "printf":
@@ -350,13 +350,13 @@ class _Look:
         elif name in ("set", "shopt"):
             self._set(name, words)
         elif is_loader(name):
-            raise NotKnown(f"`{name}` runs the program that it is given")
+            raise UnknownCommand(f"`{name}` runs the program in its arguments")
         elif name in _OTHER_SHELLS:
-            raise NotKnown(f"the language of {name} is not known")
+            raise UnknownCommand(f"the language of {name} is not supported")
         elif name in _DIALECTS:
             return self._shell(name, words, redirections, via)
         elif name in OPAQUE:
-            raise NotKnown(f"`{name}`: {OPAQUE[name]}")
+            raise UnknownCommand(f"`{name}`: {OPAQUE[name]}")
         elif name in self._special:
             self._special[name](words, redirections, via)
             return name in ("eval", "trap")
@@ -367,14 +367,14 @@ class _Look:
     def _option(self, name: str, letter: str, words: tuple[Word, ...]) -> None:
         for word in words[1:]:
             if not word.known or (word.text.startswith("-") and letter in word.text):
-                raise NotKnown(f"`{name} -{letter}` changes what runs")
+                raise UnknownCommand(f"`{name} -{letter}` changes what runs")
 
     def _wrapper(
         self, name: str, words: tuple[Word, ...], redirections: tuple[Redirection, ...], via: tuple[str, ...]
     ) -> bool:
         wrapper = WRAPPERS[name]
         if name == "env" and any(re.match(r"-\w*S|--split", word.text) for word in words[1:]):
-            raise NotKnown("`env -S` makes words by rules of its own")
+            raise UnknownCommand("`env -S` splits words by its own rules")
         if name in ("flock", "sg") and any(word.text in ("-c", "--command") for word in words):
             at = next(index for index, word in enumerate(words) if word.text in ("-c", "--command"))
             self._script(words[at + 1 : at + 2], via, _DIALECTS["sh"])
@@ -390,17 +390,17 @@ class _Look:
             self.background(name)
         if not rest:
             if taken.given & {"i", "s", "login", "shell"} and name in ("sudo", "doas"):
-                raise NotKnown(f"`{name}` starts a shell")
-            if name in SHELL_WITHOUT_COMMAND:
-                raise NotKnown(f"`{name}` without a command starts a shell")
+                raise UnknownCommand(f"`{name}` starts a shell")
+            if name in STARTS_SHELL:
+                raise UnknownCommand(f"`{name}` without a command starts a shell")
             if name == "exec" and any(_replaces_input(each) for each in redirections):
-                raise NotKnown("`exec` gives the shell another input, which it may read commands from")
+                raise UnknownCommand("`exec` gives the shell another input, which it may read commands from")
             return name == "time"
         if name == "sg":
-            raise NotKnown("`sg` starts a shell")
+            raise UnknownCommand("`sg` starts a shell")
         if name == "xargs":
             replaced = taken.values.get("I", Word("")).text
-            rest = (*(_filled_in(word, replaced) for word in rest), LATER)
+            rest = (*(_filled_in(word, replaced) for word in rest), UNKNOWN_WORDS)
         if name == "watch" and not taken.given & {"x", "exec"}:
             self._joined(rest, via, _DIALECTS["sh"])
             return False
@@ -416,14 +416,14 @@ class _Look:
             if not word.known:
                 if commands and not word.splits:
                     break
-                raise NotKnown(f"`{word.text[:80]}` may be an option of `{name}`, a script or its name")
+                raise UnknownCommand(f"`{word.text[:80]}` may be an option of `{name}`, a script or its name")
             text = word.text
             at += 1
             if text in ("-", "--"):
                 break
             if text.startswith("--"):
                 if text[2:] not in _SHELL_LONG_FLAGS:
-                    raise NotKnown(f"`{text}` of `{name}` may read commands from a file")
+                    raise UnknownCommand(f"`{text}` of `{name}` may read commands from a file")
             elif len(text) > 1 and text[0] in "-+":
                 commands = commands or (text[0] == "-" and "c" in text)
                 stdin = stdin or "s" in text
@@ -444,12 +444,12 @@ class _Look:
     def _shell_input(self, name: str, redirections: tuple[Redirection, ...], via: tuple[str, ...]) -> None:
         texts = [each.word for each in redirections if each.op in ("<<", "<<<")]
         if len(texts) != 1 or any(each.op.startswith("<") and each.op[:2] != "<<" for each in redirections):
-            raise NotKnown(f"`{name}` reads commands from its input")
+            raise UnknownCommand(f"`{name}` reads commands from its input")
         self._script(tuple(texts), via, _DIALECTS[name])
 
     def _script_file(self, word: Word, redirections: tuple[Redirection, ...]) -> None:
         if not word.known or _STREAMS & set(word.text.split("/")) or any("<" in each.op for each in redirections):
-            raise NotKnown(f"`{word.text[:80]}` is read as commands")
+            raise UnknownCommand(f"`{word.text[:80]}` is read as commands")
 
     def _script(
         self,
@@ -459,13 +459,13 @@ class _Look:
         local_names: frozenset[str] | None = None,
     ) -> None:
         for word in words[:1]:
-            # Of a script that is not all known, what is known still counts: `sh -c "rm $x"` runs rm.
+            # The known part of a script still counts: `sh -c "rm $x"` runs rm.
             text = word.text if word.known else word.text.removeprefix('"').removesuffix('"')
             for posix in dialects:
                 depth = self._depth + SCRIPT_LEVELS
                 self._reading.script(text, depth, posix=posix, via=via, local_names=local_names)
             if not word.exact:
-                raise NotKnown(f"the script `{word.text[:80]}` of `{via[-1]}` is known only when it runs")
+                raise UnknownCommand(f"the script `{word.text[:80]}` of `{via[-1]}` is known only at run time")
 
     def _joined(
         self,
@@ -475,7 +475,7 @@ class _Look:
         local_names: frozenset[str] | None = None,
     ) -> None:
         if any(not word.exact for word in words):
-            raise NotKnown(f"what `{via[-1]}` runs is known only when it runs")
+            raise UnknownCommand(f"what `{via[-1]}` runs is known only at run time")
         self._script((Word(" ".join(word.text for word in words)),), via, dialects, local_names)
 
     def _eval(self, words: tuple[Word, ...], _: tuple[Redirection, ...], via: tuple[str, ...]) -> None:
@@ -485,11 +485,11 @@ class _Look:
     def _trap(self, words: tuple[Word, ...], _: tuple[Redirection, ...], via: tuple[str, ...]) -> None:
         rest = words[2:] if len(words) > 1 and words[1].text == "--" else words[1:]
         if any(not word.known for word in rest[1:]):
-            raise NotKnown("which signals `trap` is for is known only when it runs")
+            raise UnknownCommand("which signals `trap` is for is known only at run time")
         if len(rest) > 1 and rest[0].text != "-":
             self._script(rest, via, (self._posix,))
             if rest[0].text and any(word.text not in ("EXIT", "0") for word in rest[1:]):
-                raise NotKnown("`trap` runs commands between those of later lines")
+                raise UnknownCommand("`trap` runs commands between those of later lines")
 
     def _source(self, words: tuple[Word, ...], redirections: tuple[Redirection, ...], _: tuple[str, ...]) -> None:
         for word in words[2:3] if len(words) > 1 and words[1].text == "--" else words[1:2]:
@@ -497,16 +497,16 @@ class _Look:
 
     def _let(self, words: tuple[Word, ...], _: tuple[Redirection, ...], __: tuple[str, ...]) -> None:
         for word in words[1:]:
-            found = read_sum(word.text, self._command.numbers)
+            found = analyse_arithmetic(word.text, self._command.numbers)
             for name in found.assigned:
                 self.variable(name, number=True)
             if not word.known or not found.harmless:
-                raise NotKnown("`let` evaluates the text of variables")
+                raise UnknownCommand("`let` evaluates the text of variables")
 
     def _wait(self, words: tuple[Word, ...], _: tuple[Redirection, ...], __: tuple[str, ...]) -> None:
         for word in words[1:]:
             if not self._is_number(word) and not (word.known and re.fullmatch(r"-[fn]+|--|%.*", word.text)):
-                raise NotKnown("`wait -p` sets a variable, and evaluates its index")
+                raise UnknownCommand("`wait -p` sets a variable, and evaluates its index")
 
     def _is_number(self, word: Word) -> bool:
         if word.known:
@@ -518,40 +518,40 @@ class _Look:
         options = tuple(itertools.takewhile(lambda word: word.text not in ("-", "--"), words[1:]))
         for word in options:
             if not word.known or word.text in ("emacs", "vi"):
-                raise NotKnown(f"`{name}` may change what keys do")
+                raise UnknownCommand(f"`{name}` may change what keys do")
             letters = word.text[1:] if name == "set" and word.text[:1] in ("-", "+") else ""
             if {"k", "H"} & set(letters) or word.text in ("keyword", "posix", "histexpand", "history"):
-                raise NotKnown(f"`{name} {word.text}` changes how later lines are read")
+                raise UnknownCommand(f"`{name} {word.text}` changes how later lines are read")
             if name == "set" and word.text[:1] not in ("-", "+") and not _NAME.fullmatch(word.text):
-                return  # from here on they are the new `$1`
+                return  # the remaining words are the new `$1` and following
 
     def _test(self, words: tuple[Word, ...]) -> None:
-        """`test -v` evaluates an index, so a word that might be `-v`, or follow it, must surely be an operand."""
+        """`test -v` evaluates an index, so a word that might be `-v`, or follow it, must be an operand."""
         if self._posix or (len(words) == 1 and not words[0].splits):
             return
         for index, word in enumerate(words):
             before = words[index - 1].text if index and words[index - 1].known else ""
             after = words[index + 1].text if index + 1 < len(words) and words[index + 1].known else ""
             if before == "-v" and not (word.known and _NAME.fullmatch(word.text)):
-                raise NotKnown("`test -v` evaluates the index of the name that it is given")
+                raise UnknownCommand("`test -v` evaluates the index of the name that it is given")
             operand = before in _ONE_SIDED or before in _TWO_SIDED or after in _TWO_SIDED
             operand = operand or (len(words) == 2 and after == "]")
             if not word.known and not self._is_number(word) and (word.splits or not operand):
-                raise NotKnown(f"`{word.text[:80]}` may be `-v`, which evaluates an index")
+                raise UnknownCommand(f"`{word.text[:80]}` may be `-v`, which evaluates an index")
 
     def _printf(self, words: tuple[Word, ...]) -> None:
-        """`printf -v` puts a text into a variable that is none of this text, and evaluates the variable's index."""
+        """`printf -v` assigns text to a variable, and evaluates the variable's index."""
         for word in words[1:2]:
             may_be_option = re.match(r'"?\\?[$`*?\[{<>~-]', word.text) if not word.known else word.text[:2] == "-v"
             if may_be_option:
-                raise NotKnown("`printf -v` sets a variable")
+                raise UnknownCommand("`printf -v` sets a variable")
 
     def _alias(self, words: tuple[Word, ...], _: tuple[Redirection, ...], __: tuple[str, ...]) -> None:
         if any("=" in word.text or not word.known for word in words[1:]):
-            raise NotKnown("`alias` changes what later commands are")
+            raise UnknownCommand("`alias` changes what later commands are")
 
     def _assigning(self, name: str, words: tuple[Word, ...], via: tuple[str, ...]) -> None:
-        # Only where the parser sees the builtin's name is `a=$x` one word, and only in bash.
+        # `a=$x` is one word only where bash's parser sees the builtin's name.
         splits = self._posix or words[0].quoted or len(via) > 1
         if name in ("read", "mapfile", "readarray", "getopts"):
             for implied in ("REPLY", "MAPFILE", "OPTARG", "OPTIND"):
@@ -559,22 +559,22 @@ class _Look:
         arrays = False
         for word in words[1:]:
             if not word.known and (not re.match(r"[A-Za-z_]\w*=", word.text) or (splits and word.splits)):
-                raise NotKnown(f"`{words[0].text}` may set a variable that decides what runs")
+                raise UnknownCommand(f"`{words[0].text}` may set a variable that decides what runs")
             named, value = re.split(r"\+?=|\Z", word.text, maxsplit=1)[:2]
             if named.startswith(("-", "+")) and name in _DECLARING:
                 arrays = arrays or bool({"a", "A"} & set(named))
                 for letter, what in _ATTRIBUTES.items():
                     if letter in named and not (letter == "n" and name == "export"):
-                        raise NotKnown(f"`{name} -{letter}` {what}")
+                        raise UnknownCommand(f"`{name} -{letter}` {what}")
                 continue
             if name == "readonly":
-                raise NotKnown(f"`readonly` {_ATTRIBUTES['r']}")
-            # `declare -a x='(...)'` reads the text as a list of values.
+                raise UnknownCommand(f"`readonly` {_ATTRIBUTES['r']}")
+            # `declare -a x='(...)'` parses the text as a list of values.
             if name in _DECLARING and (value.startswith("(") or (arrays and value and not word.known)):
-                raise NotKnown(f"`{name}` reads `{value[:80]}` as a list of values")
+                raise UnknownCommand(f"`{name}` reads `{value[:80]}` as a list of values")
             if re.match(r"-?\w+\[", named):
-                raise NotKnown(f"`{name}` evaluates the index of `{named[:80]}`")
-            # The value of an option may follow its letter at once: `read -aPATH`.
+                raise UnknownCommand(f"`{name}` evaluates the index of `{named[:80]}`")
+            # The value of an option may follow its letter directly: `read -aPATH`.
             number = word.known and is_number(value)
             for begin in range(len(named) if named.startswith("-") else 1):
                 self.variable(named[begin:], number=number)
@@ -595,7 +595,7 @@ class _Look:
                 self._run(inner, redirections, via)
             at = end + 1
         if strays or any(word.splits for word in words[1:]):
-            raise NotKnown("`find` may be given a command that is known only when it runs")
+            raise UnknownCommand("`find` may be given a command that is known only at run time")
 
 
 def _replaces_input(redirection: Redirection) -> bool:
@@ -603,5 +603,5 @@ def _replaces_input(redirection: Redirection) -> bool:
 
 
 def _filled_in(word: Word, mark: str) -> Word:
-    """A word in which a program puts something in the mark's place."""
+    """Return a word in which a program replaces a placeholder."""
     return Word(word.text, known=False, quoted=True) if mark and mark in word.text else word

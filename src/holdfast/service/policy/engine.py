@@ -1,7 +1,7 @@
-"""Decisions: what a session may be, and what may be done in it, by the rules of its profile; pure.
+"""Decides what a session may be, and what may be done in it, by the rules of its profile; pure.
 
-Each decision carries the key of the rule and its place, `FILE:LINE`, for the audit. `refusal` makes the answer for
-the caller of one that says no.
+Each decision carries the key of the rule and its location, `FILE:LINE`, for the audit. `refusal` returns the error
+for a denied one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final, cast, get_args
 
 from holdfast.secret_names import looks_secret
 from holdfast.service.api import ControlType, PolicyRequest
-from holdfast.service.policy.command_line import NEEDED_BY_OTHERS, CommandLine, read_command_line, steers
+from holdfast.service.policy.command_line import NEED_NO_RULE, CommandLine, decides_program, read_command_line
 from holdfast.service.policy.command_rules import SYSTEM_DIRECTORIES, match_rule
-from holdfast.service.policy.profiles import BUILT_IN, Profile, Rules, Verdict, valid_agent_id
+from holdfast.service.policy.profiles import BUILT_IN, PolicyRules, Profile, Verdict, valid_agent_id
 from holdfast.service.problems import Denied, Invalid
-from holdfast.service.types import Guard, Network, Policy, Resources, Struct
+from holdfast.service.types import Guard, Network, Resources, ServiceStruct, SessionPolicy
 
 #: From narrow to wide.
 _NETWORKS: Final[tuple[Network, ...]] = ("none", "allow-list", "host")
@@ -27,14 +27,14 @@ _STRICTNESS: Final[dict[Verdict, int]] = {"allow": 0, "ask": 1, "deny": 2}
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class Decision(Struct, frozen=True):
-    """Whether something may be done, and which rule says so."""
+class Decision(ServiceStruct, frozen=True):
+    """Verdict on an action, and the rule behind it."""
 
     verdict: Verdict
     reason: str
     #: The key in the profile or agent, such as `commands.rules.2`.
     rule: str = ""
-    place: str = BUILT_IN
+    location: str = BUILT_IN
     programs: tuple[str, ...] = ()
     background: tuple[str, ...] = ()
 
@@ -43,8 +43,8 @@ class Decision(Struct, frozen=True):
         return self.verdict == "allow"
 
 
-class EnvironmentDecision(Struct, frozen=True):
-    """Which variables are refused; without any, `environment` is what the session gets."""
+class EnvironmentDecision(ServiceStruct, frozen=True):
+    """Refused variables; if there are none, `environment` is the session's environment."""
 
     decision: Decision
     refused: tuple[str, ...]
@@ -52,24 +52,25 @@ class EnvironmentDecision(Struct, frozen=True):
 
 
 def refusal(decision: Decision) -> Denied:
-    """The answer for whoever asked for it."""
+    """Return the error for the caller."""
     return Denied(
-        f"{decision.reason} ({decision.place}: {decision.rule})",
+        f"{decision.reason} ({decision.location}: {decision.rule})",
         reason="POLICY_DENIED",
         rule=decision.rule,
-        place=decision.place,
+        place=decision.location,
     )
 
 
-# --- what a session may be ----------------------------------------------------------------------------------------
+# --- creation of a session ------------------------------------------------------------------------------------
 
 
 def resolve(
-    rules: Rules, agent_id: str, request: PolicyRequest, *, initial_cwd: str = "", operator: bool = False
-) -> Policy:
-    """The policy of a new session: its profile, narrowed by its agent and by the request, never widened.
+    rules: PolicyRules, agent_id: str, request: PolicyRequest, *, initial_cwd: str = "", operator: bool = False
+) -> SessionPolicy:
+    """Return the policy of a new session: its profile, narrowed by its agent and by the request, never widened.
 
-    Without `inherit_workspace`, a session that begins in a directory of the workspace gets that one alone of it.
+    Without `inherit_workspace`, a session that begins in a directory of the workspace gets only
+    that directory.
     """
     if not valid_agent_id(agent_id):
         raise Invalid(f"{agent_id!r} is not the name of an agent", reason="INVALID_AGENT", field="agent_id")
@@ -79,7 +80,7 @@ def resolve(
     lifetime = min(profile.lifetime.limit, agent.lifetime or math.inf)
     if request.allow_background and not profile.background.outlive:
         raise _denied(profile, "background.outlive", "processes in the background may not outlive the session")
-    return Policy(
+    return SessionPolicy(
         profile=profile.name,
         idle_timeout=_narrowed(profile, "idle.timeout", idle, request.idle_timeout),
         max_lifetime=_narrowed(profile, "lifetime.limit", lifetime, request.max_lifetime),
@@ -103,20 +104,20 @@ def resolve(
     )
 
 
-def _profile(rules: Rules, agent_id: str, asked: str, operator: bool) -> Profile:
+def _profile(rules: PolicyRules, agent_id: str, asked: str, operator: bool) -> Profile:
     agent = rules.agent(agent_id)
     name = asked or agent.profile
     if name not in rules.profiles:
         raise Invalid(f"there is no profile {name!r}", reason="UNKNOWN_PROFILE", field="policy.profile")
     if not operator and name not in (agent.profile, *agent.profiles):
-        place = agent.place("profiles" if agent.profiles else "")
-        message = f"agent {agent_id!r} may not use the profile {name!r} ({place}: agents.profiles)"
-        raise Denied(message, reason="POLICY_DENIED", rule="agents.profiles", place=place)
+        location = agent.location("profiles" if agent.profiles else "")
+        message = f"agent {agent_id!r} may not use the profile {name!r} ({location}: agents.profiles)"
+        raise Denied(message, reason="POLICY_DENIED", rule="agents.profiles", place=location)
     return rules.profiles[name]
 
 
 def _denied(profile: Profile, rule: str, reason: str) -> Denied:
-    return refusal(Decision("deny", reason, f"profiles.{profile.name}.{rule}", profile.place(rule)))
+    return refusal(Decision("deny", reason, f"profiles.{profile.name}.{rule}", profile.location(rule)))
 
 
 def _narrowed(profile: Profile, rule: str, limit: float, asked: float | None) -> float:
@@ -134,7 +135,9 @@ def _network(profile: Profile, asked: Network | None) -> Network:
         return profile.network.mode
     if asked not in _NETWORKS:
         expected = ", ".join(_NETWORKS)
-        raise Invalid(f"network {asked!r} is none of {expected}", reason="INVALID_NETWORK", field="policy.network")
+        raise Invalid(
+            f"network {asked!r} is not one of {expected}", reason="INVALID_NETWORK", field="policy.network"
+        )
     if _NETWORKS.index(asked) > _NETWORKS.index(profile.network.mode):
         raise _denied(profile, "network.mode", f"network {asked!r} is more than {profile.network.mode!r}")
     return asked
@@ -153,14 +156,14 @@ def _resources(profile: Profile, asked: Resources) -> Resources:
 
 
 def _programs(profile: Profile) -> tuple[str, ...] | None:
-    """The list of programs that the rules amount to; None if something else may be allowed, or asked about."""
+    """Return the programs that the rules allow; None if others may be allowed, or approved."""
     if profile.commands.default != "deny" or profile.unknown_verdict != "deny":
         return None
     rules = [rule for rule in profile.commands.rules if rule.verdict != "deny"]
     named = [program for rule in rules for program in rule.program]
     if "*" in named or not all(rule.program for rule in rules):
         return None
-    return tuple(dict.fromkeys([*named, *NEEDED_BY_OTHERS]))
+    return tuple(dict.fromkeys([*named, *NEED_NO_RULE]))
 
 
 def _required(profile: Profile, asked: tuple[str, ...]) -> tuple[Guard, ...]:
@@ -168,13 +171,13 @@ def _required(profile: Profile, asked: tuple[str, ...]) -> tuple[Guard, ...]:
         if word not in get_args(Guard):
             expected = ", ".join(get_args(Guard))
             raise Invalid(
-                f"require: {word!r} is none of {expected}", reason="UNKNOWN_GUARD", field="policy.require"
+                f"require: {word!r} is not one of {expected}", reason="UNKNOWN_GUARD", field="policy.require"
             )
     return tuple(dict.fromkeys([*profile.sandbox.require, *(cast(Guard, word) for word in asked)]))
 
 
 def _directories(
-    rules: Rules, agent_id: str, directories: tuple[str, ...], request: PolicyRequest, initial_cwd: str
+    rules: PolicyRules, agent_id: str, directories: tuple[str, ...], request: PolicyRequest, initial_cwd: str
 ) -> tuple[str, ...]:
     workspace = normal(rules.workspace(agent_id))
     made: list[str] = []
@@ -188,37 +191,37 @@ def _directories(
 
 
 def normal(path: str) -> str:
-    """Without `.`, `..` and doubled slashes. Symbolic links are the operating system's to follow."""
+    """Normalise a path: no `.`, `..` and doubled slashes. Symbolic links are left to the operating system."""
     return "/" + posixpath.normpath(path).lstrip("/")
 
 
 def is_inside(path: str, directory: str) -> bool:
-    """Both normal."""
+    """True if `path` is inside of the directory; both normalised."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-# --- what may be done in it ---------------------------------------------------------------------------------------
+# --- actions in a session -------------------------------------------------------------------------------------
 
 
-def decide_cwd(profile: Profile, policy: Policy, cwd: str) -> Decision:
-    """A directory to begin in: inside of one that may be written or read."""
+def decide_cwd(profile: Profile, policy: SessionPolicy, cwd: str) -> Decision:
+    """Decide on an initial directory: inside of one that is writable or readable."""
     rule = f"profiles.{profile.name}.directories"
-    place = profile.place("directories.writable")
+    location = profile.location("directories.writable")
     if not cwd.startswith("/") or "\0" in cwd:
-        return Decision("deny", f"{cwd!r} is not an absolute path", rule, place)
+        return Decision("deny", f"{cwd!r} is not an absolute path", rule, location)
     path = normal(cwd)
     for kind, directories in (("writable", policy.writable), ("readable", policy.readable)):
         for directory in directories:
             if is_inside(path, directory):
                 key = f"directories.{kind}"
                 found = f"{path} is inside of {directory}"
-                return Decision("allow", found, f"profiles.{profile.name}.{key}", profile.place(key))
+                return Decision("allow", found, f"profiles.{profile.name}.{key}", profile.location(key))
     allowed = ", ".join([*policy.writable, *policy.readable]) or "none"
-    return Decision("deny", f"{path} is outside of the allowed directories: {allowed}", rule, place)
+    return Decision("deny", f"{path} is outside of the allowed directories: {allowed}", rule, location)
 
 
 def decide_environment(profile: Profile, asked: Mapping[str, str]) -> EnvironmentDecision:
-    """Variables that match `deny`, or nothing in `allow`, are refused. A name in `allow` without a pattern wins."""
+    """Refuse variables that match `deny`, or nothing in `allow`. A literal name in `allow` takes precedence."""
     section = profile.environment
     refused: list[str] = []
     decision = Decision("allow", "no variable is refused", *_rule(profile, "environment.allow"))
@@ -242,12 +245,12 @@ def _against_variable(profile: Profile, name: str, value: str) -> Decision | Non
         return Decision("deny", f"{name} is set by the rules", *_rule(profile, "environment.set"))
     if name in section.allow:
         return None
-    if profile.guarded and steers(name):
-        reason = f"the variable {name} decides what runs, and the rules say what may"
+    if profile.guarded and decides_program(name):
+        reason = f"the variable {name} decides which programs run, and the rules limit those"
         return Decision("deny", reason, *_rule(profile, "environment.allow"))
-    # Names are usually in capitals, secrets in small letters are as secret.
+    # Secrets in lower-case names are as secret as those in capitals.
     if looks_secret(name):
-        reason = f"the variable {name} looks like the name of a secret, and those are denied"
+        reason = f"the variable {name} has the name of a secret, and those are denied"
         return Decision("deny", reason, *_rule(profile, "environment.deny"))
     for pattern in section.deny:
         if fnmatch.fnmatchcase(name.upper(), pattern.upper()):
@@ -259,20 +262,19 @@ def _against_variable(profile: Profile, name: str, value: str) -> Decision | Non
 
 
 def decide_shell(profile: Profile, shell: str) -> Decision:
-    """The program that a session is to run as its shell. Where commands have rules, one whose language is read, and
-    not any file that has its name."""
+    """Decide on a session's shell: with command rules, a system program with a supported grammar."""
     if not shell or not profile.guarded:
         return Decision("allow", "no rule is about commands", *_rule(profile, "commands.default"))
     key = _rule(profile, "commands.unknown")
     directory, name = posixpath.split(shell)
     if not read_command_line(":", shell=name).unknown and directory in ("", *SYSTEM_DIRECTORIES):
         return Decision("allow", f"{name} is a shell of the system", *key)
-    reason = f"what the shell {shell!r} runs cannot be known"
+    reason = f"the commands of the shell {shell!r} cannot be determined"
     return Decision(profile.unknown_verdict, reason, *key)
 
 
 def decide_signal(profile: Profile, control: ControlType) -> Decision:
-    """A control action; sizes may always be set."""
+    """Decide on a control action; sizes may always be set."""
     rule = _rule(profile, "signals.allow")
     if control == "RESIZE" or control in profile.signals.allow:
         return Decision("allow", f"{control} is allowed", *rule)
@@ -282,7 +284,7 @@ def decide_signal(profile: Profile, control: ControlType) -> Decision:
 def decide_command(
     profile: Profile, text: str, cwd: str = "", *, shell: str = "bash", interactive: bool = True
 ) -> Decision:
-    """A whole command line. One that is not complete cannot be known."""
+    """Decide on a whole command line. An incomplete one is unknown."""
     line = read_command_line(text, shell=shell, interactive=interactive)
     decision = decide_line(profile, line, cwd)
     if line.incomplete and profile.guarded:
@@ -292,14 +294,14 @@ def decide_command(
 
 
 def decide_line(profile: Profile, line: CommandLine, cwd: str = "") -> Decision:
-    """The commands of a line that was read: the strictest decides."""
+    """Decide on a parsed line: the strictest verdict of its commands counts."""
     programs, background = line.programs, line.background
     decided = Decision(
         "allow", "every command is allowed", *_rule(profile, "commands.default"), programs, background
     )
     if not profile.guarded:
         return decided
-    # After a `cd` of the line, `./tool` is another file than it was.
+    # After a `cd` in the line, `./tool` is a different file.
     cwd = "" if line.moves else cwd
     for command in line.commands:
         index = match_rule(profile.commands.rules, command, cwd)
@@ -323,14 +325,13 @@ def decide_line(profile: Profile, line: CommandLine, cwd: str = "") -> Decision:
 
 
 def _unknown(profile: Profile, line: CommandLine, reason: str) -> Decision:
+    reason = f"the commands cannot be determined: {reason}"
     key = _rule(profile, "commands.unknown")
-    return Decision(
-        profile.unknown_verdict, f"what runs cannot be known: {reason}", *key, line.programs, line.background
-    )
+    return Decision(profile.unknown_verdict, reason, *key, line.programs, line.background)
 
 
 def _rule(profile: Profile, key: str) -> tuple[str, str]:
-    return f"profiles.{profile.name}.{key}", profile.place(key)
+    return f"profiles.{profile.name}.{key}", profile.location(key)
 
 
 def _stricter(first: Decision, second: Decision) -> Decision:

@@ -1,7 +1,7 @@
-"""What rules are made of: agents, and profiles with their sections; the defaults here are the rules without a file.
+"""Data types of the rules: agents, and profiles with their sections; the defaults are the rules without a file.
 
-Frozen Structs, pure. `rules` reads them from TOML and checks them; docs/policy.md has every key, and a test asserts
-that it does.
+Frozen Structs, pure. `rules` parses them from TOML and checks them; docs/policy.md has every key, and a test
+asserts that it does.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast.service.problems import Denied
-from holdfast.service.types import Guard, Network, Resources, SandboxMode, SessionUser, Struct
+from holdfast.service.types import Guard, Network, Resources, SandboxMode, ServiceStruct, SessionUser
 
 Verdict = Literal["allow", "ask", "deny"]
-#: What a `SendInput` may ask for beside keys; a size may always be set.
+#: Control actions of `SendInput`; a size may always be set.
 SignalName = Literal["CTRL_C", "CTRL_D", "SIGINT", "SIGTERM", "SIGKILL"]
 Activity = Literal["input", "output"]
 #: Seconds, or text such as "90s", "30m", "8h", "7d".
@@ -30,54 +30,47 @@ Cores = Annotated[float | None, msgspec.Meta(extra={"unit": "cores"})]
 
 MIB: Final = 1024 * 1024
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
-#: Where a decision comes from that no line of a file made.
+#: Location of a decision that no line of a file made.
 BUILT_IN: Final = "built-in"
-#: Names that change which programs run, or run something by themselves. Beside them, names of secrets are denied
+#: Names that change which programs run, or run something themselves. Names of secrets are denied as well
 #: (`secret_names`).
 DENIED_VARIABLES: Final = (
-    "LD_*",
-    "BASH_ENV",
-    "BASH_FUNC_*",
-    "ENV",
-    "PROMPT_COMMAND",
-    "SHELLOPTS",
-    "BASHOPTS",
-    "HOLDFAST_*",
+    *("LD_*", "BASH_ENV", "BASH_FUNC_*", "ENV", "PROMPT_COMMAND", "SHELLOPTS", "BASHOPTS", "HOLDFAST_*"),
 )
 
 
-class Directories(Struct, frozen=True):
-    """Where a session may write, and where it may only read. `{workspace}` and `{agent}` are filled in."""
+class Directories(ServiceStruct, frozen=True):
+    """Directories that a session may write, or only read. `{workspace}` and `{agent}` are replaced."""
 
     writable: tuple[str, ...] = ("{workspace}",)
     readable: tuple[str, ...] = ()
 
 
-class Background(Struct, frozen=True):
-    """Whether commands may be put into the background, and whether these may outlive the session."""
+class Background(ServiceStruct, frozen=True):
+    """Whether commands may run in the background, and whether they may outlive the session."""
 
     start: Verdict = "allow"
     outlive: bool = False
 
 
-class Signals(Struct, frozen=True):
-    """Control actions that may be sent."""
+class Signals(ServiceStruct, frozen=True):
+    """Control actions that are allowed."""
 
     allow: tuple[SignalName, ...] = ("CTRL_C", "CTRL_D", "SIGINT", "SIGTERM", "SIGKILL")
 
 
-class Environment(Struct, frozen=True):
-    """Variables that the creator of a session may give it. `deny` adds to what is inherited."""
+class Environment(ServiceStruct, frozen=True):
+    """Variables that the creator of a session may set. `deny` adds to the inherited list."""
 
     allow: tuple[str, ...] = ("*",)
-    #: Variables of the sandbox that a session has beside those of a login, as patterns.
+    #: Patterns of sandbox variables that a session gets beside those of a login.
     inherit: tuple[str, ...] = ()
     deny: tuple[str, ...] = DENIED_VARIABLES
     set: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class CommandRule(Struct, frozen=True):
-    """Commands of these programs, with these first arguments, that this pattern is found in."""
+class CommandRule(ServiceStruct, frozen=True):
+    """Matches commands of these programs, with these first arguments, that contain this pattern."""
 
     verdict: Verdict
     program: tuple[str, ...] = ()
@@ -91,24 +84,24 @@ class CommandRule(Struct, frozen=True):
         return " ".join(parts) + (f" /{self.pattern}/" if self.pattern else "")
 
 
-class Commands(Struct, frozen=True):
-    """The first rule that matches a command decides it; the strictest command decides the line."""
+class Commands(ServiceStruct, frozen=True):
+    """The first matching rule decides on a command; the strictest command decides on the line."""
 
     default: Verdict = "allow"
-    #: For what cannot be known; if not given, the strictest verdict that the section has.
+    #: Verdict on unknown parts; by default the strictest verdict of the section.
     unknown: Verdict | None = None
     rules: tuple[CommandRule, ...] = ()
 
 
-class NetworkAccess(Struct, frozen=True):
-    """`allow-list`: only `hosts`, through a filtering proxy."""
+class NetworkAccess(ServiceStruct, frozen=True):
+    """Network of a session. `allow-list`: only `hosts`, through a filtering proxy."""
 
     mode: Network = "none"
     hosts: tuple[str, ...] = ()
 
 
-class ResourceLimits(Struct, frozen=True):
-    """Of one session and all that it started."""
+class ResourceLimits(ServiceStruct, frozen=True):
+    """Limits of one session and all its processes."""
 
     cpu_cores: Cores = None
     cpu_seconds: Count = None
@@ -121,40 +114,40 @@ class ResourceLimits(Struct, frozen=True):
         return Resources(**{name: getattr(self, name) for name in self.__struct_fields__})
 
 
-class Sandbox(Struct, frozen=True):
-    """How sessions are confined, and what must be enforced for one to be created at all."""
+class SandboxRules(ServiceStruct, frozen=True):
+    """Confinement of sessions, and guards without which no session is created."""
 
     mode: SandboxMode = "bubblewrap"
     user: SessionUser = "auto"
     require: tuple[Guard, ...] = ()
 
 
-class Approvals(Struct, frozen=True):
-    """How long a command waits to be allowed, and whether the session's owner may do that."""
+class ApprovalRules(ServiceStruct, frozen=True):
+    """Time limit of an approval, and whether the session's owner may give it."""
 
     timeout: Seconds = 300.0
     owner: bool = False
 
 
-class Idle(Struct, frozen=True):
-    """After `timeout` without activity a warning, and `grace` later the close."""
+class Idle(ServiceStruct, frozen=True):
+    """A warning after `timeout` without activity, and the close `grace` later."""
 
     timeout: Seconds = 1_800.0
     grace: Seconds = 60.0
     activity: tuple[Activity, ...] = ("input", "output")
-    #: Whether a session whose command still runs can be idle.
+    #: Whether a session with a running command can be idle.
     while_running: bool = False
 
 
-class Lifetime(Struct, frozen=True):
-    """How long a session lives at most, and how long before its end it is told."""
+class Lifetime(ServiceStruct, frozen=True):
+    """Longest life of a session, and the time of the warning before its end."""
 
     limit: Seconds = 8 * 3_600.0
     warning: Seconds = 300.0
 
 
-class Profile(Struct, frozen=True):
-    """What sessions of a profile may do, with everything that it inherits."""
+class Profile(ServiceStruct, frozen=True):
+    """Permissions of sessions, with everything inherited."""
 
     name: str = "default"
     description: str = ""
@@ -165,20 +158,20 @@ class Profile(Struct, frozen=True):
     commands: Commands = Commands()
     network: NetworkAccess = NetworkAccess()
     resources: ResourceLimits = ResourceLimits()
-    sandbox: Sandbox = Sandbox()
-    approvals: Approvals = Approvals()
+    sandbox: SandboxRules = SandboxRules()
+    approvals: ApprovalRules = ApprovalRules()
     idle: Idle = Idle()
     lifetime: Lifetime = Lifetime()
-    #: `FILE:LINE` of each key that a file gives: `network.mode`, `commands.rules.0`.
-    places: dict[str, str] = msgspec.field(default_factory=dict)
+    #: `FILE:LINE` of each key of the file: `network.mode`, `commands.rules.0`.
+    locations: dict[str, str] = msgspec.field(default_factory=dict)
 
-    def place(self, key: str) -> str:
-        """Where this key, or the section it is in, stands."""
-        return self.places.get(key, BUILT_IN)
+    def location(self, key: str) -> str:
+        """Return the location of a key, or of its section."""
+        return self.locations.get(key, BUILT_IN)
 
     @property
     def guarded(self) -> bool:
-        """Whether it matters what is typed as a command."""
+        """True if the profile restricts commands."""
         strict = {self.commands.default, self.background.start, self.commands.unknown}
         return bool(self.commands.rules) or not strict <= {"allow", None}
 
@@ -190,54 +183,54 @@ class Profile(Struct, frozen=True):
         return strictest(verdicts)
 
 
-class Agent(Struct, frozen=True):
-    """Agents of a name or pattern: their profile, and what of it is narrower for them."""
+class AgentRules(ServiceStruct, frozen=True):
+    """Rules for agents of a name or pattern: their profile, and narrower limits."""
 
     profile: str = "default"
-    #: Profiles that a session may ask for beside that one.
+    #: Further profiles that a session may request.
     profiles: tuple[str, ...] = ()
     workspace: str = ""
-    #: Sessions that are open at a time.
+    #: Concurrently open sessions.
     sessions: Annotated[int, msgspec.Meta(extra={"unit": "whole"})] = 20
-    #: If given, the lower of this and the profile's holds.
+    #: The lower of this and the profile's limit counts.
     lifetime: Annotated[float | None, msgspec.Meta(extra={"unit": "seconds"})] = None
     idle: Annotated[float | None, msgspec.Meta(extra={"unit": "seconds"})] = None
-    #: `FILE:LINE` of its keys, and under the empty key of itself.
-    places: dict[str, str] = msgspec.field(default_factory=dict)
+    #: `FILE:LINE` of its keys; the empty key is the agent itself.
+    locations: dict[str, str] = msgspec.field(default_factory=dict)
 
-    def place(self, key: str) -> str:
-        return self.places.get(key, BUILT_IN)
+    def location(self, key: str) -> str:
+        return self.locations.get(key, BUILT_IN)
 
 
-class Rules(Struct, frozen=True):
-    """A file of rules, or what holds without one."""
+class PolicyRules(ServiceStruct, frozen=True):
+    """The rules of a file, or the defaults."""
 
     profiles: dict[str, Profile] = msgspec.field(default_factory=dict)
     #: By name or pattern, in the order of the file.
-    agents: dict[str, Agent] = msgspec.field(default_factory=dict)
-    #: The directory of workspaces, for agents that name none.
+    agents: dict[str, AgentRules] = msgspec.field(default_factory=dict)
+    #: Parent directory of workspaces, for agents without a workspace of their own.
     workspaces: str = "/var/lib/holdfast/workspaces"
     name: str = BUILT_IN
-    #: Whether the file names `workspaces`: then it is a path of every sandbox.
+    #: Whether the file sets `workspaces`: then it applies to every sandbox.
     names_workspaces: bool = False
 
-    def agent(self, agent_id: str) -> Agent:
-        """By its name, else by the first pattern, else an agent with the defaults."""
+    def agent(self, agent_id: str) -> AgentRules:
+        """Return the agent by name, else by the first matching pattern, else one with the defaults."""
         if agent_id in self.agents:
             return self.agents[agent_id]
         for pattern, agent in self.agents.items():
             if fnmatch.fnmatchcase(agent_id, pattern):
                 return agent
-        return Agent()
+        return AgentRules()
 
     def profile(self, name: str) -> Profile:
-        """Refused if there is none: rules that were read again may have lost the profile of a session."""
+        """Return a profile; raise Denied if reloaded rules no longer have the profile of a session."""
         if name not in self.profiles:
-            raise Denied(f"the rules have no profile {name!r} (any more)", reason="UNKNOWN_PROFILE", profile=name)
+            raise Denied(f"the rules have no profile {name!r}", reason="UNKNOWN_PROFILE", profile=name)
         return self.profiles[name]
 
-    def within(self, sandbox: str) -> Rules:
-        """The same rules for a sandbox: without `workspaces` in the file, its kind decides where those are."""
+    def within(self, sandbox: str) -> PolicyRules:
+        """Return the rules for a sandbox: its kind determines `workspaces`, unless the file sets it."""
         elsewhere = "" if self.names_workspaces else _workspaces_in(sandbox)
         return msgspec.structs.replace(self, workspaces=elsewhere) if elsewhere else self
 
@@ -247,24 +240,24 @@ class Rules(Struct, frozen=True):
 
 
 def is_container(sandbox: str) -> bool:
-    """Whether a sandbox at this address has a file system of its own, of which its root is root."""
+    """True if a sandbox at this address has its own file system and its own root user."""
     return sandbox.partition(":")[0] in ("docker", "podman", "kubernetes", "bwrap")
 
 
 def _workspaces_in(sandbox: str) -> str:
-    """The default directory of workspaces in a sandbox; empty on the service's own machine."""
+    """Return the default directory of workspaces in a sandbox; empty on the service's own machine."""
     kind = sandbox.partition(":")[0]
     if is_container(sandbox):
         # The one directory that users other than root can write in nearly every image, also with a read-only root.
         return "/tmp/holdfast-workspaces"
     if kind == "ssh" or (kind in ("ws", "wss") and urlsplit(sandbox).hostname not in _LOOPBACK):
-        # Another user of that host could have made a directory in /tmp before.
+        # Another user of that host could have created a directory in /tmp before.
         return "/var/lib/holdfast/workspaces"
     return ""
 
 
 def strictest(verdicts: set[Verdict]) -> Verdict:
-    """`deny` before `ask` before `allow`."""
+    """Return the strictest: `deny`, then `ask`, then `allow`."""
     for verdict in ("deny", "ask"):
         if verdict in verdicts:
             return verdict
@@ -272,5 +265,5 @@ def strictest(verdicts: set[Verdict]) -> Verdict:
 
 
 def valid_agent_id(agent_id: str) -> bool:
-    """It becomes the name of a directory."""
+    """True if the id is valid as a directory name."""
     return bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,127}", agent_id))

@@ -1,7 +1,7 @@
-"""Rules from a TOML text: read, checked and inherited; pure.
+"""Parses rules from a TOML text, checks them and resolves inheritance; pure.
 
-Every complaint has the file, the line, the key and what is expected, and all of them are told at once. A key that
-is not known is one: a rule that was misspelt must not be a rule that is not there.
+Every error has the file, the line, the key and the expected value, and all errors are reported together. An unknown
+key is an error: a misspelt rule must not be silently absent.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.service.policy.profiles import Agent, CommandRule, Commands, Environment, Profile, Rules
+from holdfast.service.policy.profiles import AgentRules, CommandRule, Commands, Environment, PolicyRules, Profile
 from holdfast.service.policy.toml_lines import Path, lines_of
 from holdfast.service.problems import Invalid
 from holdfast.sizes import parse_size
 
-#: A larger file is refused. The largest that we can think of, a rule for each program of a machine, has a tenth.
+#: Larger files are refused. A rule for each program of a machine takes a tenth.
 MAX_BYTES: Final = 1024 * 1024
-#: Complaints that are told at once.
+#: Errors that are reported together.
 _MAX_COMPLAINTS: Final = 20
 _TOP: Final = ("workspaces", "profiles", "agents")
-_HIDDEN: Final = ("name", "places")
+_HIDDEN: Final = ("name", "locations")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _EXPECTED: Final = {
     "seconds": 'seconds above 0, as a number or as "90s", "30m", "8h", "7d"',
@@ -39,23 +39,23 @@ _PROFILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
 class RulesInvalid(Invalid):
-    """What is wrong with a file of rules, a line for each."""
+    """Errors in a file of rules, one on each line."""
 
     def __init__(self, complaints: list[str]) -> None:
         super().__init__("\n".join(complaints[:_MAX_COMPLAINTS]), reason="RULES_INVALID")
         self.complaints = tuple(complaints)
 
 
-def default_rules(workspaces: str = "") -> Rules:
-    """What holds without a file."""
-    base = Rules(profiles={"default": Profile()})
+def default_rules(workspaces: str = "") -> PolicyRules:
+    """Return the rules without a file."""
+    base = PolicyRules(profiles={"default": Profile()})
     return msgspec.structs.replace(base, workspaces=workspaces) if workspaces else base
 
 
-def load_rules(text: str, name: str, *, workspaces: str = "") -> Rules:
-    """The rules of a file; `name` stands in complaints and decisions, `workspaces` holds if the file has none."""
+def load_rules(text: str, name: str, *, workspaces: str = "") -> PolicyRules:
+    """Parse a file of rules; `name` appears in errors, `workspaces` is used if the file has none."""
     if len(text) > MAX_BYTES:
-        raise RulesInvalid([f"{name}:1: it has more than {MAX_BYTES:,} letters"])
+        raise RulesInvalid([f"{name}:1: it has more than {MAX_BYTES:,} characters"])
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -74,7 +74,7 @@ def _not_toml(text: str, name: str, error: Exception) -> str:
 
 
 class _Complaint(Exception):
-    """What is expected of a value."""
+    """Error for one value."""
 
 
 class _Loader:
@@ -85,7 +85,7 @@ class _Loader:
         self._complaints: list[str] = []
         self._made: dict[str, Profile] = {}
 
-    def load(self, base: Rules) -> Rules:
+    def load(self, base: PolicyRules) -> PolicyRules:
         self._keys(self._values, _TOP, ())
         workspaces = self._values.get("workspaces", base.workspaces)
         if not isinstance(workspaces, str) or not _is_directory(workspaces):
@@ -97,7 +97,7 @@ class _Loader:
         agents = {pattern: self._agent(pattern, value, base) for pattern, value in self._tables("agents").items()}
         if self._complaints:
             raise RulesInvalid(self._complaints)
-        return Rules(
+        return PolicyRules(
             {**base.profiles, **self._made},
             agents,
             workspaces.rstrip("/"),
@@ -105,21 +105,21 @@ class _Loader:
             names_workspaces="workspaces" in self._values,
         )
 
-    # --- complaints ------------------------------------------------------------------------------------------
+    # --- errors ----------------------------------------------------------------------------------------------
 
-    def _place(self, path: Path) -> str:
+    def _location(self, path: Path) -> str:
         while path and path not in self._lines:
             path = path[:-1]
         return f"{self._name}:{self._lines.get(path, 1)}"
 
     def _complain(self, path: Path, what: str) -> None:
-        self._complaints.append(f"{self._place(path)}: {_dotted(path)}: {what}")
+        self._complaints.append(f"{self._location(path)}: {_dotted(path)}: {what}")
 
     def _keys(self, values: dict[str, Any], known: tuple[str, ...], path: Path) -> None:
         for key in values:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(known)}"
                 self._complain((*path, key), f"no such key{hint}")
 
     def _tables(self, key: str) -> dict[str, dict[str, Any]]:
@@ -138,9 +138,9 @@ class _Loader:
     # --- profiles --------------------------------------------------------------------------------------------
 
     def _profile(
-        self, name: str, tables: dict[str, dict[str, Any]], base: Rules, below: tuple[str, ...]
+        self, name: str, tables: dict[str, dict[str, Any]], base: PolicyRules, below: tuple[str, ...]
     ) -> Profile:
-        """With what it inherits; `below`: those that wait for it."""
+        """Resolve a profile with its inheritance; `below`: the profiles that extend it."""
         if name in self._made:
             return self._made[name]
         if name not in tables:
@@ -151,7 +151,7 @@ class _Loader:
         parent = self._parent(name, tables, base, below)
         sections = msgspec.structs.fields(Profile)
         self._keys(values, ("extends", *(each.name for each in sections if each.name not in _HIDDEN)), path)
-        made: dict[str, Any] = {"name": name, "places": dict(parent.places)}
+        made: dict[str, Any] = {"name": name, "locations": dict(parent.locations)}
         for section in sections:
             if section.name in _HIDDEN or section.name not in values:
                 continue
@@ -162,19 +162,19 @@ class _Loader:
                 self._complain(at, f"{_shown(value)} is not a table")
             else:
                 inherited = getattr(parent, section.name)
-                made[section.name] = self._section(value, inherited, at, made["places"])
+                made[section.name] = self._section(value, inherited, at, made["locations"])
         self._made[name] = msgspec.structs.replace(parent, **made)
         self._check_profile(self._made[name], path)
         return self._made[name]
 
-    def _parent(self, name: str, tables: dict[str, dict[str, Any]], base: Rules, below: tuple[str, ...]) -> Profile:
+    def _parent(self, name: str, tables: dict[str, Any], base: PolicyRules, below: tuple[str, ...]) -> Profile:
         extends = tables[name].get("extends")
         path = ("profiles", name, "extends")
         known = {*tables, *base.profiles}
         if extends is None:
             return base.profiles["default"]
         if not isinstance(extends, str) or extends not in known:
-            self._complain(path, f"{_shown(extends)} is none of {', '.join(sorted(known))}")
+            self._complain(path, f"{_shown(extends)} is not one of {', '.join(sorted(known))}")
         elif extends == name and name in base.profiles:
             return base.profiles[name]
         elif extends in (name, *below):
@@ -185,7 +185,7 @@ class _Loader:
             return self._profile(extends, tables, base, (*below, name))
         return base.profiles["default"]
 
-    def _section(self, values: dict[str, Any], inherited: Any, path: Path, places: dict[str, str]) -> Any:
+    def _section(self, values: dict[str, Any], inherited: Any, path: Path, locations: dict[str, str]) -> Any:
         fields = msgspec.structs.fields(inherited)
         self._keys(values, tuple(each.name for each in fields), path)
         given: dict[str, Any] = {}
@@ -195,26 +195,26 @@ class _Loader:
             at = (*path, field.name)
             key = _dotted(at[2:])
             if isinstance(inherited, Commands) and field.name == "rules":
-                given["rules"] = (*self._command_rules(values["rules"], at, places), *inherited.rules)
+                given["rules"] = (*self._command_rules(values["rules"], at, locations), *inherited.rules)
                 continue
             given[field.name] = self._value(values[field.name], field.type, at, getattr(inherited, field.name))
-            places[key] = self._place(at)
+            locations[key] = self._location(at)
         if isinstance(inherited, Environment) and "deny" in given:
             given["deny"] = tuple(dict.fromkeys([*inherited.deny, *given["deny"]]))
         return msgspec.structs.replace(inherited, **given)
 
-    def _command_rules(self, values: Any, path: Path, places: dict[str, str]) -> list[CommandRule]:
-        """Those of a profile come before those that it inherits, whose places move on."""
+    def _command_rules(self, values: Any, path: Path, locations: dict[str, str]) -> list[CommandRule]:
+        """Parse the rules of a profile, which precede the inherited ones and shift their locations."""
         if not isinstance(values, list):
             self._complain(path, f"{_shown(values)} is not an array of tables")
             return []
-        inherited = {key: places.pop(key) for key in list(places) if key.startswith("commands.rules.")}
-        for key, place in inherited.items():
-            places[f"commands.rules.{int(key.rpartition('.')[2]) + len(values)}"] = place
-        return [self._command_rule(value, (*path, index), places) for index, value in enumerate(values)]
+        inherited = {key: locations.pop(key) for key in list(locations) if key.startswith("commands.rules.")}
+        for key, location in inherited.items():
+            locations[f"commands.rules.{int(key.rpartition('.')[2]) + len(values)}"] = location
+        return [self._command_rule(value, (*path, index), locations) for index, value in enumerate(values)]
 
-    def _command_rule(self, value: Any, path: Path, places: dict[str, str]) -> CommandRule:
-        places[f"commands.rules.{path[-1]}"] = self._place(path)
+    def _command_rule(self, value: Any, path: Path, locations: dict[str, str]) -> CommandRule:
+        locations[f"commands.rules.{path[-1]}"] = self._location(path)
         rule = CommandRule("deny")
         if not isinstance(value, dict):
             self._complain(path, f"{_shown(value)} is not a table")
@@ -228,14 +228,14 @@ class _Loader:
         given: dict[str, Any] = {}
         for field in fields:
             if field.name in value:
-                # One program may be written without brackets.
+                # A single program needs no brackets.
                 single = field.name == "program" and isinstance(value[field.name], str)
                 item = [value[field.name]] if single else value[field.name]
                 at = (*path, field.name)
                 given[field.name] = self._value(item, field.type, at, getattr(rule, field.name))
         made = msgspec.structs.replace(rule, **given)
         if "program" in value and (not made.program or "" in made.program):
-            self._complain((*path, "program"), "an empty name is no program")
+            self._complain((*path, "program"), "a program name must not be empty")
         try:
             re.compile(made.pattern)
         except (re.error, OverflowError, RecursionError) as error:
@@ -251,7 +251,7 @@ class _Loader:
         for index, host in enumerate(profile.network.hosts):
             at = (*path, "network", "hosts", index)
             if at in self._lines and not _HOST.fullmatch(host):
-                self._complain(at, f"{host!r} is none of HOST, *.DOMAIN, HOST:PORT")
+                self._complain(at, f"{host!r} is not one of HOST, *.DOMAIN, HOST:PORT")
         hosts = (*path, "network", "hosts")
         if hosts in self._lines and profile.network.hosts and profile.network.mode != "allow-list":
             self._complain(hosts, f"the mode is {profile.network.mode!r}; hosts belong to 'allow-list'")
@@ -262,23 +262,23 @@ class _Loader:
 
     # --- agents ----------------------------------------------------------------------------------------------
 
-    def _agent(self, pattern: str, values: dict[str, Any], base: Rules) -> Agent:
+    def _agent(self, pattern: str, values: dict[str, Any], base: PolicyRules) -> AgentRules:
         path: Path = ("agents", pattern)
-        fields = [each for each in msgspec.structs.fields(Agent) if each.name not in _HIDDEN]
+        fields = [each for each in msgspec.structs.fields(AgentRules) if each.name not in _HIDDEN]
         self._keys(values, tuple(each.name for each in fields), path)
-        places = {"": self._place(path)}
-        given: dict[str, Any] = {"places": places}
+        locations = {"": self._location(path)}
+        given: dict[str, Any] = {"locations": locations}
         for field in fields:
             if field.name in values:
                 at = (*path, field.name)
                 given[field.name] = self._value(values[field.name], field.type, at, field.default)
-                places[field.name] = self._place(at)
-        agent = Agent(**given)
+                locations[field.name] = self._location(at)
+        agent = AgentRules(**given)
         known = {*self._made, *base.profiles}
         named = [("profile", agent.profile), *(("profiles", each) for each in agent.profiles)]
         for key, name in named:
             if name not in known:
-                self._complain((*path, key), f"{name!r} is none of {', '.join(sorted(known))}")
+                self._complain((*path, key), f"{name!r} is not one of {', '.join(sorted(known))}")
         if agent.workspace and not _is_directory(agent.workspace.replace("{agent}", "agent")):
             self._complain((*path, "workspace"), f"{agent.workspace!r} is not an absolute path")
         return agent
@@ -286,7 +286,7 @@ class _Loader:
     # --- values ----------------------------------------------------------------------------------------------
 
     def _value(self, value: Any, kind: Any, path: Path, fallback: Any) -> Any:
-        """The value as its type has it, or a complaint and the fallback."""
+        """Convert a value to its type, or report an error and return the fallback."""
         try:
             return self._converted(value, kind, path)
         except _Complaint as complaint:
@@ -309,12 +309,12 @@ class _Loader:
             return {key: self._value(each, str, (*path, key), "") for key, each in value.items()}
         if choices := typing.get_args(kind):
             if value not in choices or not isinstance(value, str):
-                raise _Complaint(f"{_shown(value)} is none of {', '.join(choices)}")
+                raise _Complaint(f"{_shown(value)} is not one of {', '.join(choices)}")
             return value
         if not isinstance(value, kind):
             raise _Complaint(f"{_shown(value)} is not {'true or false' if kind is bool else 'a string'}")
         if isinstance(value, str) and "\0" in value:
-            raise _Complaint("a NUL cannot stand in it")
+            raise _Complaint("it must not contain NUL")
         return value
 
 
@@ -351,7 +351,7 @@ def _is_directory(path: str) -> bool:
 def _directory_complaint(directory: str) -> str:
     placeholders = set(re.findall(r"\{[^}]*\}", directory))
     if unknown := sorted(placeholders - {"{workspace}", "{agent}"}):
-        return f"{unknown[0]} is none of {{workspace}}, {{agent}}"
+        return f"{unknown[0]} is not one of {{workspace}}, {{agent}}"
     filled = directory.replace("{workspace}", "/workspace", 1).replace("{agent}", "agent")
     if not _is_directory(filled) or "{workspace}" in directory[1:]:
         return f"{directory!r} is not an absolute path, nor one that begins with {{workspace}}"

@@ -1,7 +1,7 @@
 """Programs that run other programs because of an option, a file or a language of their own; pure.
 
-`runs_by_option` finds the options among the words of a command. What stands in files and in scripts of such a
-program is not read: docs/policy.md lists these programs, and `check-rules` warns of a rule that allows one.
+`runs_by_option` finds such options in a command. Files and scripts of these programs are not parsed: docs/policy.md
+lists the programs, and `check-rules` warns of a rule that allows one.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from holdfast.service.policy.shell_words import Word
+from holdfast.service.policy.shell.words import Word
 
-#: Options, or other words, with which a program runs another one. Long options may be abbreviated.
+#: Options, or other words, that make a program run another one. Long options may be abbreviated.
 _OPTIONS: Final[dict[str, re.Pattern[str]]] = {
     name: re.compile(pattern, re.S)
     for names, pattern in (
@@ -63,7 +63,7 @@ _LOADER: Final = re.compile(r"ld(?:-linux|-musl)?[\w.-]*\.so(?:\.\d+)*|ld-[\d.]+
 #: Options of git before its command that take the next word.
 _GIT_VALUES: Final = frozenset(["-C", "--git-dir", "--work-tree", "--namespace", "--super-prefix", "--attr-source"])
 _GIT_RUNS: Final = re.compile(r"-c.*|--config-env.*|--exec-path=.*")
-#: The commands of git. Another word is an alias, whose meaning a file holds.
+#: The commands of git. Any other word is an alias, which a configuration file defines.
 _GIT_COMMAND_NAMES: Final = """
 add am annotate apply archive bisect blame branch bugreport bundle cat-file check-attr check-ignore
 check-mailmap check-ref-format checkout checkout-index cherry cherry-pick citool clean clone column
@@ -95,17 +95,17 @@ _GIT_SETTINGS: Final = re.compile(
 
 
 def is_loader(name: str) -> bool:
-    """Whether this is the loader of programs, which runs a file that it is given."""
+    """True for the dynamic loader, which runs the file that is its argument."""
     return _LOADER.fullmatch(name) is not None
 
 
 def may_run_others(pattern: str) -> bool:
-    """Whether a program of this name can run others because of its words or files."""
+    """True if a program of this name can run others because of its arguments or files."""
     return pattern in _WITHOUT_OPTION or pattern in _OPTIONS
 
 
 def runs_by_option(name: str, words: tuple[Word, ...]) -> str | None:
-    """How a command runs another one because of its words, or None."""
+    """Return how the arguments make a command run another one, or None."""
     if name == "git":
         return _git(words)
     pattern = _OPTIONS.get(name)
@@ -114,7 +114,7 @@ def runs_by_option(name: str, words: tuple[Word, ...]) -> str | None:
     for index, word in enumerate(words[1:], 1):
         if word.known and pattern.fullmatch(word.text):
             return f"`{word.text[:80]}` runs another program"
-        # The first word of tar may hold its options without a dash.
+        # The first word of tar may hold options without a dash.
         if name == "tar" and index == 1 and word.known and pattern.fullmatch(f"-{word.text}"):
             return f"`{word.text[:80]}` runs another program"
     return None
@@ -132,7 +132,7 @@ def _git(words: tuple[Word, ...]) -> str | None:
         return None
     command = words[at].text
     if command not in _GIT_COMMANDS:
-        return f"`{command[:80]}` is none of its commands, and may be an alias"
+        return f"`{command[:80]}` is not one of its commands, and may be an alias"
     if command in _GIT_RUNNING_COMMANDS:
         return f"`{command}` runs other programs"
     for word in words[at + 1 :]:

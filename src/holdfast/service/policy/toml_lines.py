@@ -1,7 +1,7 @@
-"""On which line of a TOML text each key stands, which `tomllib` does not tell; pure.
+"""Finds the line of each key in a TOML text, which `tomllib` does not report; pure.
 
-Made for text that `tomllib` has already accepted: this looks only at what is needed to find keys. A path is names
-of keys and, in arrays, indexes.
+For text that `tomllib` has already accepted: only as much is parsed as needed to find keys. A path is names of keys
+and, in arrays, indexes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ _BLANK: Final = re.compile(r"[ \t]*")
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _SCALAR: Final = re.compile(r"[^,\]\}\r\n#]*")
 _STRINGS: Final = (
-    # In a multi-line string up to two quotes may stand before the three that end it.
+    # In a multi-line string up to two quotes may precede the three that end it.
     re.compile(r'"""(?:[^\\]|\\.)*?"""(?:"{1,2})?', re.S),
     re.compile(r"'''.*?'''(?:'{1,2})?", re.S),
     re.compile(r'"(?:[^"\\\n]|\\.)*"', re.S),
     re.compile(r"'[^'\n]*'"),
 )
-#: Levels of arrays and inline tables that are looked into; deeper keys have the line of the one around them.
+#: Nesting of arrays and inline tables; deeper keys have the line of the enclosing one.
 _MAX_DEPTH: Final = 40
 
 
 def lines_of(text: str) -> dict[Path, int]:
-    """The line of every table and key, the first of a text being 1."""
+    """Return the line of every table and key, the first of a text being 1."""
     return _Scanner(text).scan()
 
 
@@ -36,7 +36,7 @@ class _Scanner:
         self._text = text
         self._at = 0
         self._lines: dict[Path, int] = {}
-        #: How many elements an array of tables has so far.
+        #: Number of elements of each array of tables so far.
         self._elements: dict[Path, int] = {}
         self._counted, self._line = 0, 1
 
@@ -51,7 +51,7 @@ class _Scanner:
                 table = self._header()
             else:
                 self._pair(table, 0)
-            if self._at == begin:  # not TOML; whoever calls has been told by tomllib
+            if self._at == begin:  # not TOML; tomllib has reported it
                 return self._lines
 
     def _skip(self, pattern: re.Pattern[str]) -> None:
@@ -154,7 +154,7 @@ class _Scanner:
 
 
 def _unescaped(text: str) -> str:
-    """A basic string's text. Only keys need it, and only the escapes that keys are written with."""
+    """Return a basic string's text. Only keys need it, and only the escapes that occur in keys."""
     letters = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "\\": "\\"}
 
     def character(match: re.Match[str]) -> str:

@@ -1,11 +1,11 @@
-"""Lines at a prompt that come in pieces: what the shell's line editor holds, and what Enter would run; pure.
+"""Tracks typed input at a prompt: the content of the shell's line editor, and the text that Enter would run; pure.
 
     typed letters, backspace, ^U, ^W, a paste  ->  known
-    arrows, Tab, ^R, ^Y, Alt-. and the like    ->  lost: only the shell knows what its line is now
+    arrows, Tab, ^R, ^Y, Alt-. and the like    ->  lost: only the shell has the line now
     Enter                                      ->  a line to decide; one that is not complete goes on
     ^C, a new prompt                           ->  empty
 
-A `LineBuffer` is a value: whoever types keeps the new one if the input is allowed, and the old one if it is not.
+A `LineBuffer` is a value: the caller keeps the new one if the input is allowed, and the old one if it is not.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from typing import Final
 from holdfast.service.policy.command_line import MAX_TEXT, CommandLine, read_command_line
 from holdfast.service.policy.engine import Decision, decide_line
 from holdfast.service.policy.profiles import Profile, strictest
-from holdfast.service.types import Struct
+from holdfast.service.types import ServiceStruct
 
 _PASTE_BEGIN: Final = b"\x1b[200~"
 _PASTE_END: Final = b"\x1b[201~"
 _ENTER: Final = (0x0A, 0x0D)
 _INTERRUPT: Final = 0x03
 _BACKSPACE: Final = 0x7F
-#: At the end of a line these do nothing in readline: delete, kill to the end, redraw.
+#: No effect at the end of a line in readline: delete, kill to the end, redraw.
 _INERT: Final = (0x04, 0x0B, 0x0C)
-#: Shells whose line editor is readline. Elsewhere an Esc or a ^H is a letter like others, and all are lost.
+#: Shells that use readline. In others an Esc or a ^H is an ordinary character, and the line becomes unknown.
 _READLINE: Final = ("bash", "rbash")
 
 
-class LineBuffer(Struct, frozen=True):
-    """What was typed since the prompt came. Begin with an empty one whenever a prompt is shown."""
+class LineBuffer(ServiceStruct, frozen=True):
+    """Text typed since the last prompt. Begin with an empty one whenever a prompt is shown."""
 
     line: bytes = b""
-    #: Lines before it that the shell takes together with it.
+    #: Earlier lines that the shell executes together with it.
     before: str = ""
-    #: The key after which nobody knows the line.
+    #: The key after which the line is unknown.
     lost: str = ""
     pasting: bool = False
-    #: The beginning of a key's sequence, whose rest is still to come.
+    #: Incomplete key sequence.
     escape: bytes = b""
 
 
-class InputDecision(Struct, frozen=True):
-    """Whether to type it, and the buffer after it was typed. `entered`: what the shell would be given by it."""
+class InputDecision(ServiceStruct, frozen=True):
+    """Whether to type the input, and the buffer after it. `entered`: the text that the shell would execute."""
 
     decision: Decision
     buffer: LineBuffer
@@ -53,9 +53,9 @@ class InputDecision(Struct, frozen=True):
 def decide_input(
     profile: Profile, buffer: LineBuffer, data: bytes, cwd: str = "", *, shell: str = "bash"
 ) -> InputDecision:
-    """Keys at a prompt: the strictest of their lines decides. Keys that nobody can follow are unknown commands."""
+    """Decide on keys at a prompt by their strictest line. Keys that cannot be followed are unknown commands."""
     rule = f"profiles.{profile.name}.commands.default"
-    allowed = Decision("allow", "nothing that it runs is refused", rule, profile.place("commands.default"))
+    allowed = Decision("allow", "no command is refused", rule, profile.location("commands.default"))
     if not profile.guarded:
         return InputDecision(allowed, LineBuffer())
     editor = _Editor(buffer, shell)
@@ -74,11 +74,11 @@ def decide_input(
 
 
 def _lost_line(key: str) -> CommandLine:
-    return CommandLine(unknown=(f"after {key} only the shell knows what its line is",))
+    return CommandLine(unknown=(f"after {key} the content of the line is unknown",))
 
 
 class _Editor:
-    """A line editor that only ever stands at the end of its line."""
+    """A line editor with the cursor always at the end of its line."""
 
     def __init__(self, buffer: LineBuffer, shell: str) -> None:
         self._line = bytearray(buffer.line)
@@ -96,7 +96,7 @@ class _Editor:
         return LineBuffer(bytes(self._line), self._before, self.lost, self._pasting, self._escape)
 
     def press(self, byte: int) -> None:
-        if byte == _INTERRUPT:  # the terminal's, whatever the editor does
+        if byte == _INTERRUPT:  # handled by the terminal, whatever the editor does
             self.settle()
             self._line.clear()
             self._before, self.lost, self._pasting, self._escape = "", "", False, b""
@@ -105,7 +105,7 @@ class _Editor:
         elif byte == 0x1B and self._readline:
             self._escape = b"\x1b"
         elif self._pasting:
-            # A shell that knows no pastes takes each line now. One that does takes all of it at Enter.
+            # A shell without bracketed paste executes each line now. One with it executes all of them at Enter.
             self._new = self._new or byte in _ENTER
             self._line.append(0x0A if byte in _ENTER else byte)
         elif byte in _ENTER:
@@ -119,7 +119,7 @@ class _Editor:
         elif byte >= 0x20:
             self._line.append(byte)
         elif byte not in _INERT or not self._readline or (byte == 0x04 and self._before):
-            # ^D ends a line that goes on, as it stands.
+            # ^D ends a continued line as it stands.
             self.lose("Tab" if byte == 0x09 else f"^{chr(byte + 64)}")
         if len(self._line) + len(self._before) > MAX_TEXT:
             self.lose(f"more than {MAX_TEXT:,} letters")
@@ -133,7 +133,7 @@ class _Editor:
         elif whole.startswith(sequence):
             self._escape = sequence
         elif self._pasting:
-            # In a paste an Esc is a letter like others; the last byte may begin the real end.
+            # In a paste an Esc is an ordinary character; the last byte may begin the real end.
             self._line += sequence[:-1]
             self.press(byte)
         else:
@@ -146,11 +146,11 @@ class _Editor:
 
     def _backspace(self) -> None:
         while self._line:
-            if self._line.pop() & 0xC0 != 0x80:  # the first byte of a letter
+            if self._line.pop() & 0xC0 != 0x80:  # the first byte of a character
                 return
 
     def _erase_word(self) -> None:
-        """A word ends at a blank, for readline and for the kernel. The end of a line in a paste is none."""
+        """Erase a word, which ends at a blank for readline and for the kernel, but not at a line end in a paste."""
         while self._line and self._line[-1] in b" \t":
             self._line.pop()
         while self._line and self._line[-1] not in b" \t":
@@ -167,7 +167,7 @@ class _Editor:
         self._line.clear()
 
     def settle(self) -> None:
-        """Read what was entered: once for all lines of an input, as each is read with those before it."""
+        """Parse all entered lines at once, since each is parsed with those before it."""
         if not self._new:
             return
         self._new = False

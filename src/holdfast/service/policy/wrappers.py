@@ -1,6 +1,6 @@
-"""Programs that run another program, and where in their words that one begins; pure.
+"""Programs that run another program, and the position of that program in their arguments; pure.
 
-One table. An option that is not in it makes the rest unknown rather than misread: whether a word is an option's
+One table. An option that is not in it makes the rest unknown instead of misread: whether a word is an option's
 value or the command decides what runs.
 """
 
@@ -10,36 +10,36 @@ import posixpath
 import re
 from typing import Final
 
-from holdfast.service.policy.shell_words import Word
-from holdfast.service.types import Struct
+from holdfast.service.policy.shell.words import Word
+from holdfast.service.types import ServiceStruct
 
 _ASSIGNED: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
 
-class NotKnown(Exception):
-    """The command that a wrapper runs cannot be told from its words."""
+class UnknownCommand(Exception):
+    """The arguments of a wrapper do not determine the command that it runs."""
 
 
-class Wrapper(Struct, frozen=True):
-    """The options of a program that runs the rest of its words."""
+class Wrapper(ServiceStruct, frozen=True):
+    """The options of a program that runs the rest of its arguments."""
 
-    #: Letters of options alone, and of those that take a value.
+    #: Letters of options without a value, and with one.
     flags: str = ""
     values: str = ""
     long_flags: tuple[str, ...] = ()
     long_values: tuple[str, ...] = ()
-    #: How many words come before the command.
+    #: Number of words before the command.
     operands: int = 0
-    #: Whether NAME=VALUE may come before the command.
+    #: Whether NAME=VALUE may precede the command.
     assigns: bool = False
     #: `-10`, `+5`.
     numbers: bool = False
-    #: It adds nothing of its own: a rule for the command it runs is enough to allow it.
+    #: The wrapper only runs the command: a rule for that command is enough to allow it.
     transparent: bool = True
 
 
-class Split(Struct, frozen=True):
-    """The words of a wrapper, taken apart."""
+class Split(ServiceStruct, frozen=True):
+    """The parsed arguments of a wrapper."""
 
     given: frozenset[str]
     values: dict[str, Word]
@@ -131,63 +131,36 @@ WRAPPERS: Final[dict[str, Wrapper]] = {
     "dbus-run-session": Wrapper("", "", (), ("dbus-daemon", "config-file")),
 }
 
-#: Run commands that stand in no word of theirs, or outlive the line in a program of their own.
+#: Programs that run commands from elsewhere than their arguments, or in a process that outlives the line.
 OPAQUE: Final[dict[str, str]] = {
-    "parallel": "it makes command lines of its own",
-    "rush": "it makes command lines of its own",
-    "tmux": "it has shells of its own",
-    "screen": "it has shells of its own",
-    "at": "it runs what it reads, later",
-    "batch": "it runs what it reads, later",
-    "crontab": "it runs what it reads, later",
-    "systemd-run": "another program runs it",
-    "start-stop-daemon": "another program runs it",
-    "daemonize": "another program runs it",
-    "nsenter": "it runs in other namespaces",
-    "su": "it is another user's shell",
-    "runuser": "it is another user's shell",
-    "script": "it has a shell of its own",
-    "expect": "it types into other programs",
-    "enable": "it loads builtins",
-    "compopt": "it runs what it is given",
-    "newgrp": "it starts a shell",
-    "login": "it starts a shell",
-    **dict.fromkeys(
-        (
-            *(
-                "bwrap",
-                "capsh",
-                "chpst",
-                "cpulimit",
-                "dbus-launch",
-                "dtach",
-                "dumb-init",
-                "entr",
-                "faketime",
-                "firejail",
-            ),
-            *("gdb", "hyperfine", "ncat", "nsjail", "numactl", "perf", "proot", "proxychains", "proxychains4"),
-            *("rlwrap", "run-parts", "runcon", "setuidgid", "socat", "softlimit", "ssh-agent", "systemd-inhibit"),
-            *("tini", "torsocks", "tsocks", "valgrind", "xterm", "pexec"),
-        ),
-        "it runs the program that it is given",
-    ),
-    "fc": "it runs earlier commands",
-    "bind": "it changes what keys do",
-    "stty": "it changes what keys do",
-    "complete": "it runs what it is given",
-    "compgen": "it runs what it is given",
+    name: reason
+    for reason, names in {
+        "it builds command lines": "parallel rush",
+        "it starts shells": "tmux screen",
+        "it starts a shell": "script newgrp login",
+        "it is another user's shell": "su runuser",
+        "it runs its input later": "at batch crontab",
+        "another process runs the command": "systemd-run start-stop-daemon daemonize",
+        "it runs in other namespaces": "nsenter",
+        "it types into other programs": "expect",
+        "it loads builtins": "enable",
+        "it runs its arguments": "compopt complete compgen",
+        "it runs earlier commands": "fc",
+        "it changes what keys do": "bind stty",
+        "it runs the program in its arguments": """
+            bwrap capsh chpst cpulimit dbus-launch dtach dumb-init entr faketime firejail gdb hyperfine ncat nsjail
+            numactl perf pexec proot proxychains proxychains4 rlwrap run-parts runcon setuidgid socat softlimit
+            ssh-agent systemd-inhibit tini torsocks tsocks valgrind xterm
+        """,
+    }.items()
+    for name in names.split()
 }
-#: Wrappers that start a shell if they are given no command.
-SHELL_WITHOUT_COMMAND: Final = frozenset([name for name, wrapper in WRAPPERS.items() if wrapper is _SETARCH]) | {
-    "chroot",
-    "unshare",
-    "fakeroot",
-    "sg",
-    "gosu",
-    "su-exec",
-}
-#: What runs on while the prompt is back, or after the session.
+#: Wrappers that start a shell without a command.
+STARTS_SHELL: Final = frozenset(
+    [name for name, wrapper in WRAPPERS.items() if wrapper is _SETARCH]
+    + ["chroot", "unshare", "fakeroot", "sg", "gosu", "su-exec"]
+)
+#: Programs that continue after the prompt returns, or after the session.
 BACKGROUND: Final = frozenset(
     [
         *("nohup", "setsid", "disown", "bg", "tmux", "screen", "at", "batch", "crontab"),
@@ -197,7 +170,7 @@ BACKGROUND: Final = frozenset(
 
 
 def split(words: tuple[Word, ...], wrapper: Wrapper) -> Split:
-    """Options, assignments and operands off; what is left is the command."""
+    """Remove options, assignments and operands; the rest is the command."""
     name = posixpath.basename(words[0].text)
     given: set[str] = set()
     values: dict[str, Word] = {}
@@ -205,7 +178,7 @@ def split(words: tuple[Word, ...], wrapper: Wrapper) -> Split:
     operands = wrapper.operands
     at, options = 1, True
     if name == "setarch" and len(words) > 1 and words[1].known and not words[1].text.startswith("-"):
-        at = 2  # the architecture comes before the options, or not at all
+        at = 2  # the architecture precedes the options, if given
     while at < len(words):
         word = words[at]
         if wrapper.assigns and _ASSIGNED.match(word.text) and not word.splits:
@@ -214,7 +187,7 @@ def split(words: tuple[Word, ...], wrapper: Wrapper) -> Split:
             at += 1
             continue
         if not word.known:
-            raise NotKnown(f"`{word.text}` may be an option of `{name}` or its command")
+            raise UnknownCommand(f"`{word.text}` may be an option of `{name}` or its command")
         text = word.text
         if options and text == "--":
             options = False
@@ -244,13 +217,13 @@ def _long(
     words: tuple[Word, ...],
     at: int,
 ) -> int:
-    """How many more words the option takes."""
+    """Return how many more words the option takes."""
     key, equals, value = option.partition("=")
     if key in wrapper.long_values:
         values[key] = Word(value) if equals else words[at + 1] if at + 1 < len(words) else Word("")
         return 0 if equals else 1
     if key not in wrapper.long_flags:
-        raise NotKnown(f"`--{key}` is not a known option of `{name}`")
+        raise UnknownCommand(f"`--{key}` is not a known option of `{name}`")
     given.add(key)
     return 0
 
@@ -269,10 +242,10 @@ def _short(
             rest = letters[index + 1 :]
             following = words[at + 1] if at + 1 < len(words) else Word("")
             if not rest and following.splits:
-                raise NotKnown(f"`{following.text}` may be more than the value of `-{letter}`")
+                raise UnknownCommand(f"`{following.text}` may be more than the value of `-{letter}`")
             values[letter] = Word(rest) if rest else following
             return 0 if rest else 1
         if letter not in wrapper.flags:
-            raise NotKnown(f"`-{letter}` is not a known option of `{name}`")
+            raise UnknownCommand(f"`-{letter}` is not a known option of `{name}`")
         given.add(letter)
     return 0

@@ -1,1 +1,1 @@
-"""The sessions themselves: made, used, watched, timed and closed. Talks to sandboxes through the client."""
+"""Creates, uses, follows, times and closes sessions. Uses sandboxes through the client."""

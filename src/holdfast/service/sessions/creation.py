@@ -1,93 +1,110 @@
-"""How a session is made: allowed, counted, confined, opened, and its first prompt awaited.
+"""Creates sessions: checks the rules and limits, plans the confinement, opens the session, waits for its prompt.
 
-Everything that fails after it was counted closes what was opened, and is written down. The same `request_id` is the
-same session, also when both requests come at once or to two replicas.
+A failure after the session was counted closes it and has an audit row. Requests with the same `request_id` get the
+same session, also when they arrive at once or at two replicas.
 """
 
 from __future__ import annotations
 
 import asyncio
-import builtins
 import contextlib
 import secrets
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.secret_names import looks_secret
-from holdfast.service.api import Created, CreateRequest, SessionView
+from holdfast.service.api import CreateRequest, CreateResult, SessionView
 from holdfast.service.positions import Position, write_token
-from holdfast.service.problems import Denied, Invalid, NotNow, Problem, TooLate
+from holdfast.service.problems import Denied, NotNow, Problem, TooLate
 from holdfast.service.sessions.backend.connections import problem_of
-from holdfast.service.sessions.backend.terminal import Now
-from holdfast.service.sessions.following.events import event_entry
-from holdfast.service.sessions.ports import Enforcement, PlanEnforcement, Prepare, Told
-from holdfast.service.store.types import Lease
+from holdfast.service.sessions.backend.enforcement import EnforcementPlan
+from holdfast.service.sessions.backend.session_backend import BackendStatus
+from holdfast.service.sessions.context import SessionContext
+from holdfast.service.sessions.following.events import audit_entry, event_entry
+from holdfast.service.sessions.following.leases import Leases
+from holdfast.service.sessions.handles import SessionHandles
+from holdfast.service.sessions.ports import AssignedProfile, MetricEvent, PlanEnforcement, Prepare
+from holdfast.service.sessions.rulebook import Rulebook
+from holdfast.service.store.types import SessionLease
 from holdfast.service.types import SERVICE_STREAM, AuditEntry, Caller, SessionRecord
 
-if TYPE_CHECKING:
-    from holdfast.service.sessions.manager import SessionManager
-
-#: Of one variable, and of all of them, so much stands in the row of a new session: a row has its limit.
+#: Characters of one variable, and of all variables, in the row of a new session: a row has a limit.
 _SHOWN_VALUE: Final = 256
 _SHOWN_ENVIRONMENT: Final = 32 * 1024
-#: The epoch of a lease that came with a new session.
+#: The epoch of the lease that a new session is stored with.
 _FIRST_EPOCH: Final = 1
 
 
-class Creation:
+class SessionCreator:
     """`CreateSession`."""
 
-    def __init__(self, manager: SessionManager, plan: PlanEnforcement, prepare: Prepare) -> None:
-        self._manager = manager
+    def __init__(
+        self,
+        context: SessionContext,
+        rules: Rulebook,
+        handles: SessionHandles,
+        leases: Leases,
+        view: Callable[[SessionRecord], Awaitable[SessionView]],
+        *,
+        plan: PlanEnforcement,
+        prepare: Prepare,
+        assigned_profile: AssignedProfile,
+    ) -> None:
+        self._context = context
+        self._rules = rules
+        self._handles = handles
+        self._leases = leases
+        self._view = view
         self._plan = plan
         self._prepare = prepare
+        self._assigned_profile = assigned_profile
 
-    async def create(self, caller: Caller, request: CreateRequest) -> Created:
-        manager = self._manager
+    async def create(self, caller: Caller, request: CreateRequest) -> CreateResult:
+        context = self._context
         agent_id = request.agent_id or caller.agent_id
+        profile = await self._assigned_profile(agent_id)
         try:
-            record, environment = self._draft(caller, agent_id, request)
-            stored = await manager.store.add_session(
+            record, environment = self._draft(caller, agent_id, profile, request)
+            stored = await context.store.add_session(
                 record,
-                per_agent=manager.rules.max_sessions(agent_id),
-                total=manager.settings.max_sessions,
-                replica=manager.replica,
-                seconds=manager.settings.lease_seconds,
+                per_agent=self._rules.max_sessions(agent_id),
+                total=context.settings.max_sessions,
+                replica=context.replica,
+                seconds=context.settings.lease_seconds,
             )
         except Problem as problem:
             body = {"reason": problem.reason, "detail": problem.message, "by": caller.agent_id}
-            refused = AuditEntry(SERVICE_STREAM, manager.clock.time(), agent_id, "session_refused", "", body)
-            await manager.store.append([refused])
-            manager.tell(Told("violation", request.kind, 1, problem.reason))
+            refused = AuditEntry(SERVICE_STREAM, context.clock.time(), agent_id, "session_refused", "", body)
+            await context.store.append([refused])
+            context.emit(MetricEvent("violation", request.kind, 1, problem.reason))
             raise
         if stored.session_id != record.session_id:
             return await self._existing(stored)
-        manager.leases.expect(record.session_id)
+        self._leases.expect(record.session_id)
         try:
             return await self._open(caller, record, environment)
         except BaseException as error:
             await self._failed(record, error)
             raise
 
-    def _draft(self, caller: Caller, agent_id: str, request: CreateRequest) -> tuple[SessionRecord, dict[str, str]]:
-        """What is to be made, if it may be: the record, and the environment that it gets."""
-        manager = self._manager
+    def _draft(
+        self, caller: Caller, agent_id: str, profile: str, request: CreateRequest
+    ) -> tuple[SessionRecord, dict[str, str]]:
+        """Return the record and the environment of the new session; `Denied` if the rules forbid it."""
+        context = self._context
         if not caller.may_see(agent_id):
-            raise Denied("agent_id: only an operator makes sessions for others", reason="NOT_AN_OPERATOR")
-        sandbox = request.sandbox or manager.settings.sandbox
-        if not manager.settings.allows_sandbox(sandbox):
-            raise Denied(
-                f"sandbox {sandbox!r}: the service does not allow it (allowed_sandboxes)",
-                reason="SANDBOX_NOT_ALLOWED",
-            )
-        if not (0 < request.cols < 10_000 and 0 < request.rows < 10_000):
-            raise Invalid("cols, rows: from 1 to 9999", reason="BAD_SIZE", field="cols")
+            raise Denied("agent_id: only an operator creates sessions for other agents", reason="NOT_AN_OPERATOR")
+        sandbox = request.sandbox or context.settings.sandbox
+        if not context.settings.allows_sandbox(sandbox):
+            message = f"sandbox {sandbox!r}: the service does not allow it (allowed_sandboxes)"
+            raise Denied(message, reason="SANDBOX_NOT_ALLOWED")
         placed = msgspec.structs.replace(request, sandbox=sandbox)
-        policy = manager.rules.resolve(agent_id, placed, operator=caller.role == "operator")
-        environment = manager.rules.environment(policy, request.environment)
-        now = manager.clock.time()
+        policy = self._rules.resolve(agent_id, placed, operator=caller.role == "operator", assigned=profile)
+        environment = self._rules.environment(policy, request.environment)
+        now = context.clock.time()
         record = SessionRecord(
             session_id=f"ses-{secrets.token_hex(10)}",
             agent_id=agent_id,
@@ -96,10 +113,10 @@ class Creation:
             policy=policy,
             created_at=now,
             last_activity_at=now,
-            initial_cwd=manager.rules.cwd(policy, request.initial_cwd),
-            # Until it is open: nobody can ask for it.
+            initial_cwd=self._rules.cwd(policy, request.initial_cwd),
+            # Until the session is open, no call can use it.
             state="UNKNOWN",
-            shell=manager.rules.shell(policy, request.shell),
+            shell=self._rules.shell(policy, request.shell),
             environment={name: self._shown(name, value) for name, value in environment.items()},
             labels=request.labels,
             cols=request.cols,
@@ -111,12 +128,11 @@ class Creation:
     def _shown(self, name: str, value: str) -> str:
         if looks_secret(name):
             return "[hidden]"
-        shown = self._manager.redact(value[: 8 * _SHOWN_VALUE])
+        shown = self._context.redact(value[: 8 * _SHOWN_VALUE])
         return shown if len(shown) <= _SHOWN_VALUE else f"{shown[:_SHOWN_VALUE]}…"
 
-    async def _open(self, caller: Caller, record: SessionRecord, environment: dict[str, str]) -> Created:
-        manager = self._manager
-        session_id = record.session_id
+    async def _open(self, caller: Caller, record: SessionRecord, environment: dict[str, str]) -> CreateResult:
+        context = self._context
         plan = await self._planned(record)
         wanted = record.policy.sandbox_mode
         enforced = "none" if plan.confinement is None else plan.confinement.mode
@@ -137,21 +153,20 @@ class Creation:
             **({} if plan.user is None else {"user": plan.user}),
             "by": caller.agent_id,
         }
-        await manager.store.append(
-            [AuditEntry(session_id, manager.clock.time(), record.agent_id, "session_created", "", body)]
-        )
+        await context.store.append([audit_entry(record, context.clock.time(), "session_created", **body)])
         if plan.user is not None and enforced == "none" and record.policy.writable:
-            # The agent's user has no home directory on the machine; a jail makes one.
+            # The agent's user has no home directory on the machine. A jail makes one.
             environment = {"HOME": record.policy.writable[0], **environment}
-        now, token = await manager.desk(record).live.open(environment, plan)
-        if now.state in ("CLOSED", "ERROR"):
-            raise NotNow(f"the session ended before its first prompt: {now.reason}", reason="SESSION_CLOSED")
-        opened = await self._opened(record, plan, now)
-        return Created(SessionView(opened, now.state, now.cwd or opened.initial_cwd, now.prompt), token)
+        status, token = await self._handles.get(record).backend.open(environment, plan)
+        if status.state in ("CLOSED", "ERROR"):
+            raise NotNow(f"the session ended before its first prompt: {status.reason}", reason="SESSION_CLOSED")
+        opened = await self._opened(record, plan, status)
+        view = SessionView(opened, status.state, status.cwd or opened.initial_cwd, status.prompt)
+        return CreateResult(view, token)
 
-    async def _planned(self, record: SessionRecord) -> Enforcement:
+    async def _planned(self, record: SessionRecord) -> EnforcementPlan:
         try:
-            info = await self._manager.pool.info(record.sandbox)
+            info = await self._context.pool.info(record.sandbox)
             await self._prepare(record, info)
         except Problem:
             raise
@@ -159,26 +174,26 @@ class Creation:
             raise problem_of(error, record.sandbox) from error
         return self._plan(record, info)
 
-    async def _opened(self, record: SessionRecord, plan: Enforcement, now: Now) -> SessionRecord:
-        manager = self._manager
-        stored = await manager.store.update_session(
+    async def _opened(self, record: SessionRecord, plan: EnforcementPlan, status: BackendStatus) -> SessionRecord:
+        context = self._context
+        stored = await context.store.update_session(
             record.session_id,
             state="RUNNING",
             policy=record.policy,
             enforced=plan.enforced,
             unenforced=plan.unenforced,
-            initial_cwd=record.initial_cwd or now.cwd,
+            initial_cwd=record.initial_cwd or status.cwd,
         )
-        await manager.store.append(
-            [event_entry(stored, manager.clock.time(), "SESSION_CREATED", f"{stored.kind} in {stored.sandbox}")]
+        await context.store.append(
+            [event_entry(stored, context.clock.time(), "SESSION_CREATED", f"{stored.kind} in {stored.sandbox}")]
         )
-        expires = manager.clock.time() + manager.settings.lease_seconds
-        manager.leases.follow(stored, Lease(record.session_id, manager.replica, _FIRST_EPOCH, expires))
-        manager.tell(Told("session_opened", stored.kind))
+        expires = context.clock.time() + context.settings.lease_seconds
+        self._leases.follow(stored, SessionLease(record.session_id, context.replica, _FIRST_EPOCH, expires))
+        context.emit(MetricEvent("session_opened", stored.kind))
         return stored
 
     async def _failed(self, record: SessionRecord, error: BaseException) -> None:
-        """Close what may have been opened, also for a caller that gave up, and say so in the log."""
+        """Close the session if it was opened, also when the caller disconnected, and record the error."""
         cleaning = asyncio.ensure_future(self._clean_up(record, error))
         try:
             await asyncio.shield(cleaning)
@@ -187,65 +202,55 @@ class Creation:
             raise
 
     async def _clean_up(self, record: SessionRecord, error: BaseException) -> None:
-        manager = self._manager
         with contextlib.suppress(Problem):
-            await manager.live(record).close("force")
+            await self._handles.backend(record).close("force")
         reason = getattr(error, "reason", "") or type(error).__name__
-        detail = error.message if isinstance(error, HoldfastError) else str(error) or "its caller gave up"
+        detail = error.message if isinstance(error, HoldfastError) else str(error) or "the caller disconnected"
         await self._over(record, f"could not be opened: {detail}", reason)
-        manager.leases.given_up(record.session_id)
-        manager.forget(record.session_id)
+        self._leases.creation_failed(record.session_id)
+        self._handles.drop(record.session_id)
 
     async def abandoned(self, record: SessionRecord) -> None:
-        """Its creator died while it was made."""
+        """Close a session that a stopped replica had not finished creating."""
         with contextlib.suppress(Problem):
-            await self._manager.live(record).close("force")
-        await self._over(record, "the service ended while it was being made", "ABANDONED")
+            await self._handles.backend(record).close("force")
+        await self._over(record, "the service stopped before the session was open", "ABANDONED")
 
     async def _over(self, record: SessionRecord, detail: str, reason: str) -> None:
-        manager, now = self._manager, self._manager.clock.time()
+        context, now = self._context, self._context.clock.time()
         over = msgspec.structs.replace(record, state="ERROR")
-        await manager.store.append(
-            [
-                AuditEntry(
-                    record.session_id, now, record.agent_id, "error", "", {"detail": detail, "reason": reason}
-                ),
-                event_entry(over, now, "SESSION_ERROR", detail),
-            ]
-        )
-        await manager.store.update_session(
+        error = audit_entry(record, now, "error", detail=detail, reason=reason)
+        await context.store.append([error, event_entry(over, now, "SESSION_ERROR", detail)])
+        await context.store.update_session(
             record.session_id, state="ERROR", closed_at=now, close_reason="creation failed", summary=detail
         )
 
     # --- the same request again ----------------------------------------------------------------------------------
 
-    async def _existing(self, stored: SessionRecord) -> Created:
-        manager = self._manager
+    async def _existing(self, stored: SessionRecord) -> CreateResult:
         record = await self._made(stored)
         if record.state == "ERROR" and record.close_reason == "creation failed":
             raise NotNow(f"this request failed before: {record.summary}", reason="CREATION_FAILED")
-        view = await manager.view(record)
-        # From the beginning: what was shown meanwhile, the first prompt included, is read again.
-        return Created(view, write_token(record.session_id, Position()))
+        view = await self._view(record)
+        # The first position: output since then, the first prompt included, is read again.
+        return CreateResult(view, write_token(record.session_id, Position()))
 
     async def _made(self, stored: SessionRecord) -> SessionRecord:
-        """Once whoever makes it is done."""
-        manager = self._manager
-        with manager.bell.watch(stored.session_id) as watch:
-            try:
-                async with asyncio.timeout(manager.settings.creation_seconds):
-                    while True:
-                        watch.clear()
-                        record = await manager.store.session(stored.session_id)
-                        if record.state != "UNKNOWN":
-                            return record
-                        await watch.wait()
-            except builtins.TimeoutError:
-                raise TooLate("the session is still being made", reason="SESSION_NOT_READY") from None
+        """Wait until the session is created, perhaps by another replica."""
+        context = self._context
+
+        async def created() -> SessionRecord | None:
+            record = await context.store.session(stored.session_id)
+            return record if record.state != "UNKNOWN" else None
+
+        record = await context.notices.until(stored.session_id, created, context.settings.creation_seconds)
+        if record is None:
+            raise TooLate("the session is still being created", reason="SESSION_NOT_READY")
+        return record
 
 
 def _some(environment: dict[str, str]) -> dict[str, str]:
-    """As much of it as a row may hold, and how many are left out."""
+    """Return the variables that fit into a row, and the number of those left out."""
     kept: dict[str, str] = {}
     size = 0
     for name, value in environment.items():

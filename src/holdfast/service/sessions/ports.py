@@ -1,6 +1,6 @@
-"""What the sessions need of the parts around them, as interfaces: the store, enforcement, the monitor; pure.
+"""The interfaces that the sessions need from other parts: the store, enforcement, the monitor; pure.
 
-The real store is `service.store`; tests have a small one in memory. A type checker holds both to these.
+`service.store` implements the store; tests use one in memory. The type checker checks both.
 """
 
 from __future__ import annotations
@@ -8,19 +8,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from holdfast.service.api import AuditFilter
-from holdfast.service.store.pages import encode_token
-from holdfast.service.store.types import Fence, Lease, Notice, Page, SessionFilter
+from holdfast.service.sessions.backend.enforcement import EnforcementPlan
+from holdfast.service.store.types import Fence, Page, RowNotice, SessionFilter, SessionLease, encode_token
 from holdfast.service.types import (
     Approval,
     AuditEntry,
     AuditRow,
-    Guard,
+    ResourceUsage,
+    ServiceStruct,
     SessionRecord,
-    Struct,
-    Usage,
 )
-from holdfast.types import EnvironmentInfo, Limits
+from holdfast.types import EnvironmentInfo
 
 #: Replaces secrets in a text.
 Redact = Callable[[str], str]
@@ -32,8 +33,10 @@ class SessionStore(Protocol):
     async def add_session(
         self, record: SessionRecord, *, per_agent: int, total: int, replica: str = "", seconds: float = 0.0
     ) -> SessionRecord:
-        """The record itself, or the one that the same agent has under the same `request_id`. `Exhausted` over the
-        limits. With `replica`, the new session's lease is that replica's from the beginning, at epoch 1."""
+        """Add a session and return it, or return the agent's session with the same `request_id`.
+
+        Raises `Exhausted` over the limits. With `replica`, that replica gets the lease at epoch 1.
+        """
         ...
 
     async def session(self, session_id: str) -> SessionRecord:
@@ -44,38 +47,41 @@ class SessionStore(Protocol):
 
     async def update_session(self, session_id: str, /, **fields: Any) -> SessionRecord: ...
 
-    async def claim(self, replica: str, seconds: float, limit: int) -> Sequence[Lease]:
-        """Sessions that are not over and that nobody has, or no longer."""
+    async def claim(self, replica: str, seconds: float, limit: int) -> Sequence[SessionLease]:
+        """Take the leases of open sessions without a valid lease."""
         ...
 
     async def renew(self, replica: str, seconds: float) -> Collection[str]:
-        """Those that are still ours."""
+        """Renew the leases of a replica; return the ids of its sessions."""
         ...
 
     async def next_end(self, replica: str) -> float:
-        """In how many seconds the first lease of another ends."""
+        """Return the seconds until the first lease of another replica ends."""
         ...
 
     async def release(self, replica: str, session_id: str | None = None) -> int: ...
 
     async def append(self, entries: Sequence[AuditEntry], *, fence: Fence | None = None) -> list[AuditRow]:
-        """The rows. With a fence: `NotNow` (LEASE_LOST) if the lease is another's, none if it was done before."""
+        """Append rows and return them.
+
+        With a fence: `NotNow` (LEASE_LOST) if another replica has the lease; no rows if they were appended before.
+        """
         ...
 
     async def rows(self, which: AuditFilter = ..., page: Page = ...) -> tuple[list[AuditRow], str]: ...
 
-    def listen(self) -> AsyncIterator[Notice]: ...
+    def listen(self) -> AsyncIterator[RowNotice]: ...
 
-    async def put_usages(self, usages: Mapping[str, Usage]) -> None:
-        """Keep the last sample of each session, for the other replicas."""
+    async def put_usages(self, usages: Mapping[str, ResourceUsage]) -> None:
+        """Store the last sample of each session, for the other replicas."""
         ...
 
-    async def usages(self, session_ids: Collection[str]) -> dict[str, Usage]:
-        """The last samples that were kept, of those sessions that have one."""
+    async def usages(self, session_ids: Collection[str]) -> dict[str, ResourceUsage]:
+        """Return the last stored samples of these sessions."""
         ...
 
     async def add_approval(self, approval: Approval, *, caller_seconds: float = 0.0) -> Approval:
-        """Record it; its caller, if it has one, counts as there for `caller_seconds`."""
+        """Store an approval; its call, if any, counts as alive for `caller_seconds`."""
         ...
 
     async def approval(self, approval_id: str) -> Approval:
@@ -85,102 +91,107 @@ class SessionStore(Protocol):
     async def answer_approval(
         self, approval_id: str, outcome: Literal["approved", "refused"], *, by: str = "", comment: str = ""
     ) -> Approval:
-        """`NotNow` if it was answered before, has expired, or its caller or session is gone."""
+        """Store an answer. `NotNow` if the approval was answered, has expired, or its call or session ended."""
         ...
 
     async def end_approvals(self) -> list[Approval]:
-        """End those that expired, or whose caller or session is gone; returns those that this call ended."""
+        """End approvals that expired, or of an ended call or session; return those that this call ended."""
         ...
 
     async def attach_caller(self, approval_id: str, caller: str, seconds: float) -> bool:
-        """Replace the call that the approval waits with. False: it has ended, or no call waits for it."""
+        """Replace the call that waits for the approval. False if the approval has ended, or no call waits."""
         ...
 
     async def renew_callers(self, callers: Collection[str], seconds: float) -> None:
-        """These calls still wait."""
+        """Keep these calls alive for so many seconds more."""
         ...
 
     async def abandon_approvals(self, caller: str, why: str) -> list[Approval]:
-        """The call is over: end what it waited for, and return what was not answered before."""
+        """End the open approvals of a call that ended, and return them."""
         ...
 
     async def open_approvals(self, *, session_id: str = "", agent_id: str = "") -> list[Approval]: ...
 
     async def latest_approvals(self, *, session_id: str = "", agent_id: str = "") -> list[Approval]:
-        """The latest 100, ended ones among them, newest first."""
+        """Return the latest 100, ended ones included, newest first."""
         ...
 
 
+async def first_row(store: SessionStore, **which: Any) -> AuditRow | None:
+    """Return the first row that an `AuditFilter` with these fields selects."""
+    rows, _ = await store.rows(AuditFilter(**which), Page(1))
+    return rows[0] if rows else None
+
+
+def body_of(row: AuditRow) -> dict[str, Any]:
+    return msgspec.json.decode(row.body, type=dict[str, Any])
+
+
 def page_after(size: int, *position: float | str) -> Page:
-    """The page that begins after a row: its number, or of several sessions its time, its session and its number."""
+    """Return the page after a row: its number, or for several sessions its time, session and number."""
     return Page(size, encode_token(*position))
 
 
-class Enforcement(Protocol):
-    """How a policy is enforced in one sandbox: `enforcement.Plan`."""
-
-    @property
-    def confinement(self) -> Any: ...
-
-    @property
-    def limits(self) -> Limits | None: ...
-
-    @property
-    def enforced(self) -> tuple[Guard, ...]: ...
-
-    @property
-    def unenforced(self) -> tuple[Guard, ...]: ...
-
-    @property
-    def user(self) -> str | None: ...
-
-
-#: `enforcement.plan`: what the policy wants, of what the sandbox offers. `Denied` for a guard that cannot be had.
-PlanEnforcement = Callable[[SessionRecord, EnvironmentInfo], Enforcement]
-#: What must be there in the sandbox before a session is opened: its workspace, the proxy of an allow-list.
+#: `enforcement.plan`: plans the policy with the features of the sandbox. `Denied` for an unavailable guard.
+PlanEnforcement = Callable[[SessionRecord, EnvironmentInfo], EnforcementPlan]
+#: Prepares the sandbox for a session: its workspace, the proxy of an allow-list.
 Prepare = Callable[[SessionRecord, EnvironmentInfo], Awaitable[None]]
-#: What the monitor last saw of a session.
-FindUsage = Callable[[str], Usage | None]
+#: The profile that an operator gave to an agent (`agent add --profile`); empty if there is none.
+AssignedProfile = Callable[[str], Awaitable[str]]
+#: The last sample of the monitor for a session.
+FindUsage = Callable[[str], ResourceUsage | None]
 
 
-class Watcher(Protocol):
-    """Who wants to know which sessions are ours: the monitor."""
+class SessionWatcher(Protocol):
+    """Gets notice of the sessions that this replica follows."""
 
     def watch(self, record: SessionRecord) -> None: ...
 
     def forget(self, session_id: str) -> None:
-        """Another replica has it."""
+        """Another replica follows the session."""
         ...
 
     def closed(self, session_id: str) -> None:
-        """It is over."""
+        """The session is over."""
         ...
 
 
-class Told(Struct, frozen=True):
-    """Something for the metrics; the sessions know none of them by name."""
+class MetricEvent(ServiceStruct, frozen=True):
+    """A measurement of the sessions; `observability` maps it to metrics."""
 
     what: Literal[
-        "session_opened", "session_over", "command_ended", "output", "violation", "lease_taken", "lease_lost"
+        "session_opened",
+        "session_over",
+        "command_ended",
+        "output",
+        "violation",
+        "lease_taken",
+        "lease_lost",
+        "subscribers",
     ]
     kind: str = ""
     amount: float = 1.0
     detail: str = ""
 
 
-#: Called for each; must not block.
-Tell = Callable[[Told], None]
+#: Called for each measurement; must not block.
+EmitMetric = Callable[[MetricEvent], None]
 
 
-def tell_nobody(told: Told) -> None:
+def ignore_metric(told: MetricEvent) -> None:
     """For a service without metrics."""
 
 
 async def nothing_to_prepare(record: SessionRecord, info: EnvironmentInfo) -> None:
-    """For sandboxes that have everything."""
+    """For sandboxes that need no preparation."""
 
 
-def no_usage(session_id: str) -> Usage | None:
+async def no_profile(agent_id: str) -> str:
+    """For a service without assigned profiles."""
+    return ""
+
+
+def no_usage(session_id: str) -> ResourceUsage | None:
     """For a service without a monitor."""
     return None
 

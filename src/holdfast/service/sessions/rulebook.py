@@ -1,7 +1,7 @@
-"""The rules in force, asked by session: finds the profile of a session's policy and takes the decision there.
+"""Applies the current rules to sessions: finds the profile of a session's policy and decides by it.
 
-The rules may be replaced while the service runs; a session keeps the policy that it was made with, and is judged by
-what its profile says now. Pure but for holding the current rules.
+The rules can be replaced while the service runs. A session keeps its policy, and its commands are judged by the
+current version of its profile. Holds the current rules, otherwise pure.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.service.api import ControlType, CreateRequest
+from holdfast.service.policy.deadlines import Deadline, next_deadline
 from holdfast.service.policy.engine import (
     Decision,
     decide_command,
@@ -19,46 +20,53 @@ from holdfast.service.policy.engine import (
     refusal,
     resolve,
 )
-from holdfast.service.policy.keep_alive import Deadline, next_deadline
-from holdfast.service.policy.profiles import Profile, Rules
+from holdfast.service.policy.profiles import PolicyRules, Profile
 from holdfast.service.policy.typed_lines import InputDecision, LineBuffer, decide_input
-from holdfast.service.types import Policy, SessionRecord
+from holdfast.service.types import SessionPolicy, SessionRecord
 
 
 class Rulebook:
-    """What the sessions ask of the rules."""
+    """The decisions of the rules that sessions need."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: PolicyRules) -> None:
         self.rules = rules
 
-    def profile(self, policy: Policy) -> Profile:
-        """The policy's; `Denied` if the rules have it no longer."""
+    def profile(self, policy: SessionPolicy) -> Profile:
+        """Return the profile of a policy; `Denied` if the rules no longer have it."""
         return self.rules.profile(policy.profile)
 
     def max_sessions(self, agent_id: str) -> int:
         return self.rules.agent(agent_id).sessions
 
-    def resolve(self, agent_id: str, request: CreateRequest, *, operator: bool) -> Policy:
-        """The policy of a new session; `request.sandbox` is where it will be."""
+    def resolve(
+        self, agent_id: str, request: CreateRequest, *, operator: bool, assigned: str = ""
+    ) -> SessionPolicy:
+        """Return the policy of a new session in `request.sandbox`.
+
+        `assigned` is the profile that an operator gave to the agent; it replaces the agent's profile in the rules.
+        """
         rules = self.rules.within(request.sandbox)
+        if assigned:
+            agent = msgspec.structs.replace(self.rules.agent(agent_id), profile=assigned)
+            rules = msgspec.structs.replace(rules, agents={**rules.agents, agent_id: agent})
         return resolve(rules, agent_id, request.policy, initial_cwd=request.initial_cwd, operator=operator)
 
-    def environment(self, policy: Policy, asked: dict[str, str]) -> dict[str, str]:
-        """What a session gets; `Denied` for a variable that is refused."""
+    def environment(self, policy: SessionPolicy, asked: dict[str, str]) -> dict[str, str]:
+        """Return the environment of a session; `Denied` for a refused variable."""
         decided = decide_environment(self.profile(policy), asked)
         if decided.refused:
             raise refusal(decided.decision)
         return decided.environment
 
-    def shell(self, policy: Policy, asked: str) -> str:
-        """The same, if it may be the shell. Nobody is asked about one: there is no session yet."""
+    def shell(self, policy: SessionPolicy, asked: str) -> str:
+        """Return the shell if it is allowed, else raise `Denied`. There is no approval without a session."""
         decided = decide_shell(self.profile(policy), asked)
         if not decided.allowed:
             raise refusal(decided)
         return asked
 
-    def cwd(self, policy: Policy, asked: str) -> str:
-        """Where a session begins: the first allowed directory, if nobody says. `Denied` outside of them."""
+    def cwd(self, policy: SessionPolicy, asked: str) -> str:
+        """Return the initial directory, by default the first allowed one. `Denied` for other directories."""
         directory = asked or next(iter((*policy.writable, *policy.readable)), "")
         if directory:
             decided = decide_cwd(self.profile(policy), policy, directory)
@@ -67,7 +75,7 @@ class Rulebook:
         return directory
 
     def is_guarded(self, record: SessionRecord) -> bool:
-        """Whether any command could be refused."""
+        """Return whether the profile can refuse a command."""
         return self.profile(record.policy).guarded
 
     def command(self, record: SessionRecord, text: str, cwd: str) -> Decision:
@@ -86,7 +94,7 @@ class Rulebook:
         return decide_signal(self.profile(record.policy), control)
 
     def deadline(self, record: SessionRecord, now: float, *, busy: bool, lifetime_warned: bool) -> Deadline | None:
-        """What is due next for a session that runs."""
+        """Return the next deadline of an open session."""
         now_record = msgspec.structs.replace(record, state="BUSY" if busy else "IDLE")
         return next_deadline(now_record, now, lifetime_warned=lifetime_warned)
 

@@ -1,7 +1,7 @@
-"""`BashExecutor`: single commands, as callers of a plain executor know them, run in a session of the service.
+"""`BashExecutor`: runs single commands in a session of the service, with the interface of a plain executor.
 
-The flag decides at construction who runs them: a session (`session_executor`, which needs gRPC and is imported
-then) or one `bash -lc` a command (`one_shot`). Callers see the same class and the same results either way.
+A flag selects the implementation at construction: a session (`session_executor`, which imports gRPC) or one
+`bash -lc` for each command (`one_shot`). Both have the same interface and results.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from holdfast.client.defaults import StrPath, optional_path
 from holdfast.errors import InvalidParams
 from holdfast.service.shim.one_shot import ExecutionResult as ExecutionResult, OneShotExecutor
 
-#: `on` or `off`; what the argument `sessions` says comes first.
+#: `on` or `off`; the argument `sessions` takes precedence.
 FLAG: Final = "HOLDFAST_SESSION_EXECUTOR"
 ADDRESS_VARIABLE: Final = "HOLDFAST_SERVICE_ADDRESS"
 TOKEN_VARIABLE: Final = "HOLDFAST_SERVICE_TOKEN"
 DEFAULT_ADDRESS: Final = "127.0.0.1:7400"
-#: What is kept of each stream of a command: sixteen times what `RunCommand` keeps unasked, a fraction of its most.
+#: Bytes kept of each stream of a command: sixteen times the default of `RunCommand`, a fraction of its maximum.
 MAX_OUTPUT_BYTES: Final = 1024 * 1024
 
 
 class Executor(Protocol):
-    """Who really runs the commands."""
+    """The implementation of a `BashExecutor`."""
 
     def run(self, command: str, *, timeout: float | None = None) -> ExecutionResult: ...
 
@@ -37,14 +37,14 @@ class Executor(Protocol):
 
 
 class BashExecutor:
-    """Runs one command after the other and returns what each printed and its exit code.
+    """Runs one command after the other and returns the output and exit code of each.
 
         with holdfast.BashExecutor(token="hf_...") as bash:
             print(bash.run("make test", timeout=600).stdout)
 
-    In an `async with` block `run_async` does the same on the event loop. All commands run in one session, made at
-    the first of them and made again should it have died: `cd`, `export` and functions stay. With
-    `persistent=False` each command has a session of its own, and nothing stays. With the flag off
+    In an `async with` block `run_async` does the same on the event loop. All commands run in one session, which is
+    created at the first command, and again if it has ended: `cd`, `export` and functions persist. With
+    `persistent=False` each command has a separate session, and nothing persists. With the flag off
     (`HOLDFAST_SESSION_EXECUTOR=off`, or `sessions=False`) there is no session and no service: each command is a
     `bash -lc` in `sandbox`. One executor is for one event loop, and for any number of threads.
     """
@@ -68,9 +68,9 @@ class BashExecutor:
     ) -> None:
         """`address` and `token` are those of the service, or HOLDFAST_SERVICE_ADDRESS and HOLDFAST_SERVICE_TOKEN.
 
-        `sandbox` is where commands run; the service's default if it is empty, and `local` without sessions.
-        `timeout` is for commands that name none. `tls_ca` is a file with the authority that vouches for the
-        service; `tls_cert` and `tls_key` are ours, if it asks for them.
+        `sandbox` is the sandbox of the commands; the service's default if empty, and `local` without sessions.
+        `timeout` is the default timeout of commands. `tls_ca` is a file with the authority that signed the
+        certificate of the service; `tls_cert` and `tls_key` are the client's, if the service requires them.
         """
         self._timeout = timeout
         self.sessions = sessions_wanted() if sessions is None else sessions
@@ -79,7 +79,7 @@ class BashExecutor:
             self._executor = OneShotExecutor(sandbox or "local", cwd=cwd, env=env)
             return
         try:
-            from holdfast.service.shim.session_executor import Line, SessionExecutor
+            from holdfast.service.shim.session_executor import ServiceEndpoint, SessionExecutor
         except ModuleNotFoundError as error:
             raise InvalidParams(
                 f"sessions need {error.name}: pip install 'holdfast[service]', or {FLAG}=off"
@@ -89,9 +89,9 @@ class BashExecutor:
         if not token:
             raise InvalidParams(f"no token: give one, set {TOKEN_VARIABLE}; `holdfast service agent add` makes one")
         address = address or os.environ.get(ADDRESS_VARIABLE, "") or DEFAULT_ADDRESS
-        line = Line(address, token, tls_ca, tls_cert, tls_key)
+        endpoint = ServiceEndpoint(address, token, tls_ca, tls_cert, tls_key)
         self._executor = SessionExecutor(
-            line,
+            endpoint,
             persistent=persistent,
             sandbox=sandbox,
             cwd=optional_path(cwd) or "",
@@ -101,7 +101,7 @@ class BashExecutor:
         )
 
     def run(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
-        """Run a command to its end and wait. After `timeout` seconds it is ended, and `timed_out` is set."""
+        """Run a command and wait for its end. After `timeout` seconds it is killed, and `timed_out` is set."""
         return self._executor.run(command, timeout=self._timeout if timeout is None else timeout)
 
     async def run_async(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
@@ -109,11 +109,11 @@ class BashExecutor:
         return await self._executor.run_async(command, timeout=self._timeout if timeout is None else timeout)
 
     def close(self) -> None:
-        """Close the session, and the way to it. What was used in an event loop is closed by `aclose`."""
+        """Close the session and the connection. `aclose` closes those of an event loop."""
         self._executor.close()
 
     async def aclose(self) -> None:
-        """The same for what was used in the running event loop."""
+        """Close the session and the connection of the running event loop."""
         await self._executor.aclose()
 
     def __enter__(self) -> BashExecutor:
@@ -134,7 +134,7 @@ class BashExecutor:
 
 
 def sessions_wanted(environ: Mapping[str, str] | None = None) -> bool:
-    """What the flag in the environment says; unset, it is on."""
+    """Return the flag in the environment; the default is on."""
     word = (os.environ if environ is None else environ).get(FLAG, "on")
     if word not in ("on", "off"):
         raise InvalidParams(f"{FLAG}={word!r}: on or off")

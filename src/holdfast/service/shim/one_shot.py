@@ -1,6 +1,6 @@
-"""The plain executor: each command is a `bash -lc` of its own in a sandbox, with no session and no service.
+"""The plain executor: each command is a separate `bash -lc` in a sandbox, without a session and a service.
 
-What `BashExecutor` falls back to when its flag is off. Talks to sandboxes through the client, and knows no gRPC.
+`BashExecutor` uses it when its flag is off. Uses sandboxes through the client, and no gRPC.
 """
 
 from __future__ import annotations
@@ -9,23 +9,19 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, ExitStack
-from typing import Final
 
 import holdfast
 from holdfast import sync
 from holdfast.client.defaults import StrPath
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecResult
 from holdfast.client.sandbox import Sandbox
-from holdfast.errors import InvalidRequest, TimeoutError
-from holdfast.service.types import Struct
+from holdfast.errors import EXIT_TIMED_OUT, InvalidRequest, TimeoutError
+from holdfast.service.types import ServiceStruct
 from holdfast.types import EnvPolicy
 
-#: What `timeout` of coreutils exits with, and a shell's command that timed out.
-TIMED_OUT: Final = 124
 
-
-class ExecutionResult(Struct, frozen=True):
-    """What one command printed and how it ended, whoever ran it."""
+class ExecutionResult(ServiceStruct, frozen=True):
+    """Output and exit code of one command."""
 
     stdout: str
     stderr: str
@@ -34,7 +30,7 @@ class ExecutionResult(Struct, frozen=True):
     timed_out: bool = False
     #: Seconds.
     duration: float = 0.0
-    #: More was printed than is here: the most recent part is.
+    #: Only the end of the output is here.
     truncated: bool = False
 
     @property
@@ -43,7 +39,7 @@ class ExecutionResult(Struct, frozen=True):
 
 
 class OneShotExecutor:
-    """Runs commands that share nothing but the sandbox: `cd` and `export` end with their command."""
+    """Runs commands that share only the sandbox: `cd` and `export` end with their command."""
 
     def __init__(
         self, sandbox: str = "local", *, cwd: StrPath | None = None, env: Mapping[str, str] | None = None
@@ -55,7 +51,7 @@ class OneShotExecutor:
         self._awaited: tuple[AsyncExitStack, Sandbox, asyncio.AbstractEventLoop] | None = None
 
     def run(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
-        """Run it to its end and wait."""
+        """Run a command and wait for its end."""
         if self._blocking is None:
             stack = ExitStack()
             self._blocking = stack, stack.enter_context(sync.connect(self._address))
@@ -77,7 +73,7 @@ class OneShotExecutor:
         return _ended(done, began)
 
     def _options(self, timeout: float | None) -> ExecRemoteOptions:
-        # As a session: what the program that started the server has in its environment is no command's.
+        # As in a session: commands do not get the environment of the program that started the server.
         return ExecRemoteOptions(cwd=self._cwd, env=self._env, env_policy=EnvPolicy.minimal(), timeout=timeout)
 
     async def _box(self) -> Sandbox:
@@ -114,7 +110,7 @@ def _timed_out(late: TimeoutError, began: float) -> ExecutionResult:
     return ExecutionResult(
         stdout=late.stdout,
         stderr=late.stderr,
-        exit_code=TIMED_OUT,
+        exit_code=EXIT_TIMED_OUT,
         timed_out=True,
         duration=time.monotonic() - began,
     )

@@ -1,7 +1,7 @@
-"""Why a gRPC client cannot talk to a port that accepts connections: TLS against plain text, a wrong certificate.
+"""Finds out why gRPC calls to an open port fail: TLS against plain text, a wrong certificate.
 
 gRPC reports all of these as UNAVAILABLE ("Socket closed"), like a service that restarts, so a client would retry
-until its time is up. The check opens connections of its own to the port and looks at the first bytes of the reply.
+until its timeout. The check opens separate connections to the port and reads the first bytes of the reply.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 import ssl
 from typing import Final
 
-#: For each connection of the check. A port that accepts and stays silent for so long has another problem.
+#: For each connection of the check. A port that sends nothing for so long has another problem.
 CHECK_SECONDS: Final = 3.0
 #: The beginning of an HTTP/2 connection, with an empty SETTINGS frame.
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -21,24 +21,24 @@ _SETTINGS: Final = 4
 def explain_failure(
     address: str, *, tls: bool, tls_ca: str | None, tls_cert: str | None, tls_key: str | None
 ) -> str:
-    """Return what is wrong with how `address` is called and which option to set; empty if nothing is found.
+    """Return the mismatch between client and port, and the option to set; empty if none is found.
 
     Blocks for at most a few times `CHECK_SECONDS`.
     """
     if (where := _host_and_port(address)) is None:
         return ""
     try:
-        if _speaks_tls(where):
+        if _uses_tls(where):
             if not tls:
                 return (
-                    f"{address} speaks TLS, and this executor was made without it: set tls_ca= to the file with "
+                    f"{address} uses TLS, and this executor was made without it: set tls_ca= to the file with "
                     "the authority that signed the service's certificate, and tls_cert= and tls_key= if the "
-                    "service asks clients for a certificate"
+                    "service requires a certificate of clients"
                 )
             return _certificate_problem(address, where, tls_ca, tls_cert, tls_key)
         reply = _reply_to(where, _PREFACE)
     except OSError:
-        return ""  # not there, or silent: the service may be about to start
+        return ""  # closed, or no reply: the service may be about to start
     if reply.startswith(b"HTTP/1."):
         return (
             f"{address} answers with HTTP/1.1, and this executor uses gRPC: give the address of the service's gRPC "
@@ -46,14 +46,14 @@ def explain_failure(
         )
     if tls and len(reply) >= 4 and reply[3] == _SETTINGS:
         return (
-            f"{address} speaks plain text, and this executor was made with TLS: leave out tls_ca=, tls_cert= and "
+            f"{address} uses plain text, and this executor was made with TLS: leave out tls_ca=, tls_cert= and "
             "tls_key=, or start the service with --tls-cert and --tls-key"
         )
     return ""
 
 
 def _host_and_port(address: str) -> tuple[str, int] | None:
-    """Of the targets that gRPC knows, those that are one TCP port."""
+    """Return host and port of a gRPC target that is one TCP port."""
     for prefix in ("dns:///", "dns:", "ipv4:", "ipv6:"):
         address = address.removeprefix(prefix)
     host, _, port = address.rpartition(":")
@@ -61,8 +61,8 @@ def _host_and_port(address: str) -> tuple[str, int] | None:
     return (host, int(port)) if host and port.isascii() and port.isdigit() else None
 
 
-def _speaks_tls(where: tuple[str, int]) -> bool:
-    """Whether a ClientHello is answered with a TLS record: a handshake, or an alert."""
+def _uses_tls(where: tuple[str, int]) -> bool:
+    """Return whether the reply to a ClientHello is a TLS record: a handshake, or an alert."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -95,7 +95,7 @@ def _certificate_problem(
             socket.create_connection(where, CHECK_SECONDS) as connection,
             context.wrap_socket(connection, server_hostname=where[0]) as encrypted,
         ):
-            # With TLS 1.3 a missing client certificate is refused after the handshake: gRPC's server closes then.
+            # In TLS 1.3 the server refuses a missing client certificate after the handshake, and gRPC closes then.
             refused = not encrypted.recv(64)
     except ssl.SSLCertVerificationError as error:
         return (

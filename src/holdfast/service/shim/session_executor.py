@@ -1,7 +1,7 @@
-"""Single commands in a session of the service, over gRPC: the half of `BashExecutor` that needs it.
+"""Runs single commands in a session of the service, over gRPC; the part of `BashExecutor` that needs gRPC.
 
-What is asked of the service, and what an answer means, is one generator that does no IO; a blocking and an
-asynchronous driver carry it out. Touches the network as a client of the service alone.
+A generator without IO decides which calls to make; a blocking and an asynchronous driver make them. Touches the
+network only as a client of the service.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
-from holdfast.errors import HandshakeFailed, InvalidRequest
+from holdfast.errors import EXIT_TIMED_OUT, HandshakeFailed, InvalidRequest
 from holdfast.service import problems
-from holdfast.service.shim.one_shot import TIMED_OUT, ExecutionResult
+from holdfast.service.shim.one_shot import ExecutionResult
 from holdfast.service.shim.port_check import explain_failure
-from holdfast.service.shim.rpc_status import problem_of
 from holdfast.session.v1 import session_pb2 as pb
 
-#: How long a service that cannot be reached is asked again: a restart, or another replica's turn, fits.
+#: How long calls to an unreachable service are repeated: longer than a restart or a change of replicas.
 REACH_SECONDS: Final = 60.0
-#: Between two tries, doubling.
+#: Between two attempts, doubling.
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0
-#: What a call may take beyond its command's own time before we give up on the service.
+#: How long a call may take beyond the timeout of its command.
 SLACK_SECONDS: Final = 30.0
-#: How often a session that died under us is made again for one command. A second death is the command's doing.
+#: Sessions that one command may use in turn. The end of a second session is an effect of the command.
 RENEWALS: Final = 2
-#: `RunCommand` answers with two streams of at most this much together, and a little around them.
+#: The reply to `RunCommand` has two streams, which fit into this size together.
 _OPTIONS: Final = [("grpc.max_receive_message_length", 16 * 1024 * 1024)]
 _REPLIES: Final[dict[str, type[Message]]] = {
     "CreateSession": pb.CreateSessionResponse,
@@ -41,13 +42,13 @@ _REPLIES: Final[dict[str, type[Message]]] = {
     "GetSession": pb.GetSessionResponse,
     "CloseSession": pb.CloseSessionResponse,
 }
-#: The reason of an UNAVAILABLE that gRPC made itself: the service gives one of its own.
+#: The reason of an UNAVAILABLE from gRPC itself; those of the service have other reasons.
 NO_REPLY: Final = "UNAVAILABLE"
 _OVER: Final = (pb.CLOSING, pb.CLOSED, pb.ERROR)
 
 
-class Line(NamedTuple):
-    """How the service is reached, and as whom."""
+class ServiceEndpoint(NamedTuple):
+    """Address, token and TLS files for calls to the service."""
 
     address: str
     token: str
@@ -61,7 +62,7 @@ class Line(NamedTuple):
         return grpc.ssl_channel_credentials(_content(self.tls_ca), _content(self.tls_key), _content(self.tls_cert))
 
     def explain_failure(self) -> str:
-        """Why the port does not take our calls, if that is how they are made; blocks."""
+        """Return why calls to the port fail, if client and port do not match; blocks."""
         return explain_failure(
             self.address,
             tls=self.credentials() is not None,
@@ -75,8 +76,8 @@ class Line(NamedTuple):
         return (("authorization", f"Bearer {self.token}"),)
 
 
-class Ask(NamedTuple):
-    """A call to make."""
+class RpcCall(NamedTuple):
+    """A step: make a call."""
 
     method: str
     request: Message
@@ -84,26 +85,26 @@ class Ask(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Seconds to let pass."""
+    """A step: wait."""
 
     seconds: float
 
 
 class CheckPort(NamedTuple):
-    """Find out why the port cannot be talked to; the answer is an explanation, or empty."""
+    """A step: find out why calls fail. Its result is an explanation, or empty."""
 
 
-Step = Ask | Pause | CheckPort
-#: What a driver carries out: it sends the reply of a call back in, or throws the `Problem` that it ended with.
+Step = RpcCall | Pause | CheckPort
+#: A driver sends the result of each step into the generator, or throws the `Problem` of a failed call.
 Steps = Generator[Step, Any, ExecutionResult]
 
 
 class SessionExecutor:
-    """Runs commands in one session, which is made at the first of them."""
+    """Runs commands in one session, which is created at the first command."""
 
     def __init__(
         self,
-        line: Line,
+        endpoint: ServiceEndpoint,
         *,
         persistent: bool = True,
         sandbox: str = "",
@@ -112,7 +113,7 @@ class SessionExecutor:
         profile: str = "",
         max_output_bytes: int = 1024 * 1024,
     ) -> None:
-        self._line = line
+        self._endpoint = endpoint
         self._persistent = persistent
         self._max_bytes = max_output_bytes
         self._create = pb.CreateSessionRequest(
@@ -122,7 +123,7 @@ class SessionExecutor:
             sandbox=sandbox,
             policy=pb.SessionPolicy(profile=profile),
         )
-        # Sessions of one executor are counted: creators that race name the same one, and so make it once.
+        # Sessions of one executor are numbered: concurrent creators use the same request id and create one session.
         self._name = secrets.token_hex(8)
         self._generation = 0
         self._session_id = ""
@@ -135,10 +136,10 @@ class SessionExecutor:
         """The session in use; empty before the first command."""
         return self._session_id
 
-    # --- what to ask ---------------------------------------------------------------------------------------------
+    # --- steps ---------------------------------------------------------------------------------------------------
 
     def steps(self, command: str, timeout: float | None) -> Steps:
-        """From a command to its result."""
+        """Yield the steps of a command, and return its result."""
         request = pb.RunCommandRequest(
             command=command,
             timeout_ms=0 if timeout is None else max(1, round(timeout * 1000)),
@@ -147,7 +148,7 @@ class SessionExecutor:
         )
         if not self._persistent:
             request.create.CopyFrom(self._create)
-            # The same session again, should the call be made twice: what it ran is not run in another.
+            # A repeated call gets the same session, so the command does not run in a second one.
             request.create.request_id = request.request_id
             return (yield from self._run(request, timeout))
         for _ in range(RENEWALS):
@@ -155,8 +156,8 @@ class SessionExecutor:
             try:
                 return (yield from self._run(request, timeout))
             except (problems.NotFound, problems.NotNow):
-                # Refused, so not begun. Whether for the session's death is for the session to say.
-                if not (yield from self._died(request.session_id)):
+                # Refused, so the command has not started. The state of the session shows whether it ended.
+                if not (yield from self._session_over(request.session_id)):
                     raise
                 self._forget(generation)
         _, request.session_id = yield from self._session()
@@ -169,7 +170,7 @@ class SessionExecutor:
             create = pb.CreateSessionRequest()
             create.CopyFrom(self._create)
             create.request_id = f"{self._name}-{generation}"
-            created = yield from _reached(Ask("CreateSession", create))
+            created = yield from _retried(RpcCall("CreateSession", create))
             session_id = created.session_id
             with self._changing:
                 if self._generation == generation:
@@ -179,21 +180,21 @@ class SessionExecutor:
     def _run(self, request: pb.RunCommandRequest, timeout: float | None) -> Steps:
         limit = None if timeout is None else timeout + SLACK_SECONDS
         generation = self._generation
-        reply = yield from _reached(Ask("RunCommand", request, limit))
+        reply = yield from _retried(RpcCall("RunCommand", request, limit))
         if request.session_id and reply.state in _OVER:
             self._forget(generation)
         return ExecutionResult(
             stdout=reply.stdout.decode("utf-8", "replace"),
             stderr=reply.stderr.decode("utf-8", "replace"),
-            exit_code=TIMED_OUT if reply.timed_out else reply.exit_code,
+            exit_code=EXIT_TIMED_OUT if reply.timed_out else reply.exit_code,
             timed_out=reply.timed_out,
             duration=reply.duration_ms / 1000,
             truncated=reply.truncated,
         )
 
-    def _died(self, session_id: str) -> Generator[Step, Any, bool]:
+    def _session_over(self, session_id: str) -> Generator[Step, Any, bool]:
         try:
-            found = yield from _reached(Ask("GetSession", pb.GetSessionRequest(session_id=session_id)))
+            found = yield from _retried(RpcCall("GetSession", pb.GetSessionRequest(session_id=session_id)))
         except problems.NotFound:
             return True
         return found.state in _OVER
@@ -204,12 +205,12 @@ class SessionExecutor:
                 self._generation += 1
                 self._session_id = ""
 
-    # --- who asks ------------------------------------------------------------------------------------------------
+    # --- drivers -------------------------------------------------------------------------------------------------
 
     def run(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
-        return self._carry_out(self.steps(command, timeout))
+        return self._drive(self.steps(command, timeout))
 
-    def _carry_out(self, steps: Steps) -> ExecutionResult:
+    def _drive(self, steps: Steps) -> ExecutionResult:
         reply: Any = None
         problem: problems.Problem | None = None
         while True:
@@ -222,24 +223,24 @@ class SessionExecutor:
                 time.sleep(step.seconds)
                 continue
             if isinstance(step, CheckPort):
-                reply = self._line.explain_failure()
+                reply = self._endpoint.explain_failure()
                 continue
             try:
                 reply = self._call(step)
             except grpc.RpcError as error:
                 problem = problem_of(error)
 
-    def _call(self, ask: Ask) -> Any:
+    def _call(self, rpc: RpcCall) -> Any:
         with self._changing:
             if self._channel is None:
-                self._channel = open_channel(self._line)
+                self._channel = open_channel(self._endpoint)
             channel = self._channel
-        return call(channel, self._line, ask)
+        return call(channel, self._endpoint, rpc)
 
     async def run_async(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
-        return await self._carry_out_async(self.steps(command, timeout))
+        return await self._drive_async(self.steps(command, timeout))
 
-    async def _carry_out_async(self, steps: Steps) -> ExecutionResult:
+    async def _drive_async(self, steps: Steps) -> ExecutionResult:
         reply: Any = None
         problem: problems.Problem | None = None
         while True:
@@ -252,37 +253,37 @@ class SessionExecutor:
                 await asyncio.sleep(step.seconds)
                 continue
             if isinstance(step, CheckPort):
-                reply = await asyncio.to_thread(self._line.explain_failure)
+                reply = await asyncio.to_thread(self._endpoint.explain_failure)
                 continue
             try:
                 reply = await self._call_async(step)
             except grpc.RpcError as error:
                 problem = problem_of(error)
 
-    async def _call_async(self, ask: Ask) -> Any:
+    async def _call_async(self, rpc: RpcCall) -> Any:
         loop = asyncio.get_running_loop()
         if self._aio is None:
-            self._aio = _aio_channel(self._line), loop
+            self._aio = _aio_channel(self._endpoint), loop
         if self._aio[1] is not loop:
             raise InvalidRequest("this executor belongs to another event loop; make one for each")
-        method = self._aio[0].unary_unary(*_by_name(ask.method))
-        return await method(ask.request, timeout=ask.timeout, metadata=self._line.metadata)
+        method = self._aio[0].unary_unary(*_by_name(rpc.method))
+        return await method(rpc.request, timeout=rpc.timeout, metadata=self._endpoint.metadata)
 
-    # --- the end -------------------------------------------------------------------------------------------------
+    # --- close ---------------------------------------------------------------------------------------------------
 
-    def _last(self) -> Ask | None:
-        """The call that closes the session, if there is one; it is forgotten either way."""
+    def _closing_call(self) -> RpcCall | None:
+        """Forget the session; return the call that closes it, if there is one."""
         with self._changing:
             session_id, self._session_id = self._session_id, ""
             self._generation += 1
-        return Ask("CloseSession", pb.CloseSessionRequest(session_id=session_id)) if session_id else None
+        return RpcCall("CloseSession", pb.CloseSessionRequest(session_id=session_id)) if session_id else None
 
     def close(self) -> None:
         try:
-            if (ask := self._last()) is not None:
-                self._call(ask)
+            if (rpc := self._closing_call()) is not None:
+                self._call(rpc)
         except grpc.RpcError as error:
-            _unless_over(error)
+            _raise_unless_over(error)
         finally:
             if self._channel is not None:
                 self._channel.close()
@@ -290,26 +291,26 @@ class SessionExecutor:
 
     async def aclose(self) -> None:
         try:
-            if (ask := self._last()) is not None:
-                await self._call_async(ask)
+            if (rpc := self._closing_call()) is not None:
+                await self._call_async(rpc)
         except grpc.RpcError as error:
-            _unless_over(error)
+            _raise_unless_over(error)
         finally:
             if self._aio is not None:
                 channel, self._aio = self._aio[0], None
                 await channel.close()
 
 
-def _reached(ask: Ask) -> Generator[Step, Any, Any]:
-    """The reply to a call, which is made again while the service cannot be reached.
+def _retried(rpc: RpcCall) -> Generator[Step, Any, Any]:
+    """Return the reply to a call, which is repeated while the service is unreachable.
 
-    Calls that change something carry a `request_id`, so the one that was made twice happened once. A port that
-    cannot be talked to as it is called, such as TLS in plain text, is `HandshakeFailed` at once.
+    Calls with an effect have a `request_id`, so a repeated one has its effect once. A port that does not match the
+    client, such as plain text to TLS, raises `HandshakeFailed` at once.
     """
     pause, waited, checked = FIRST_PAUSE, 0.0, False
     while True:
         try:
-            return (yield ask)
+            return (yield rpc)
         except problems.Unavailable as problem:
             failure = problem
         if waited >= REACH_SECONDS:
@@ -324,7 +325,7 @@ def _reached(ask: Ask) -> Generator[Step, Any, Any]:
 
 
 def _by_name(method: str) -> tuple[str, Callable[[Any], bytes], Callable[[bytes], Any]]:
-    """A method's path, and how its messages become bytes and back."""
+    """Return the path of a method and its serializers."""
     service = pb.DESCRIPTOR.services_by_name["SessionService"].full_name
     return f"/{service}/{method}", _as_bytes, _REPLIES[method].FromString
 
@@ -333,32 +334,48 @@ def _as_bytes(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-def _unless_over(error: grpc.RpcError) -> None:
-    """A session that is over already needs no closing; one that cannot be reached closes by its idle time."""
+def _raise_unless_over(error: grpc.RpcError) -> None:
+    """Raise the error of a close, except for a session that is over or unreachable: its idle timeout closes it."""
     problem = problem_of(error)
     if not isinstance(problem, problems.NotFound | problems.NotNow | problems.Unavailable):
         raise problem from error
 
 
-def call(channel: grpc.Channel, line: Line, ask: Ask) -> Any:
-    """Make one call and wait for its reply."""
-    method = channel.unary_unary(*_by_name(ask.method))
-    return method(ask.request, timeout=ask.timeout, metadata=line.metadata)
+def problem_of(error: grpc.RpcError) -> problems.Problem:
+    """Return the `Problem` that the service raised. A code that the service does not use becomes the root class."""
+    call: Any = error  # gRPC raises the call itself, which its type does not declare
+    name = call.code().name
+    kind = next((each for each in problems.Problem.__subclasses__() if each.status == name), problems.Problem)
+    info = error_details_pb2.ErrorInfo()
+    try:
+        status = rpc_status.from_call(call)
+        any(detail.Unpack(info) for detail in (status.details if status is not None else ()))
+    except (DecodeError, ValueError):
+        info.Clear()  # not a status of the service: a proxy can answer in its place
+    problem = kind(call.details() or name, reason=info.reason or name)
+    problem.details.update(info.metadata)
+    return problem
 
 
-def open_channel(line: Line) -> grpc.Channel:
-    """For blocking calls. It connects at the first one."""
-    credentials = line.credentials()
+def call(channel: grpc.Channel, endpoint: ServiceEndpoint, rpc: RpcCall) -> Any:
+    """Make one call and return its reply."""
+    method = channel.unary_unary(*_by_name(rpc.method))
+    return method(rpc.request, timeout=rpc.timeout, metadata=endpoint.metadata)
+
+
+def open_channel(endpoint: ServiceEndpoint) -> grpc.Channel:
+    """Return a channel for blocking calls, which connects at the first call."""
+    credentials = endpoint.credentials()
     if credentials is None:
-        return grpc.insecure_channel(line.address, _OPTIONS)
-    return grpc.secure_channel(line.address, credentials, _OPTIONS)
+        return grpc.insecure_channel(endpoint.address, _OPTIONS)
+    return grpc.secure_channel(endpoint.address, credentials, _OPTIONS)
 
 
-def _aio_channel(line: Line) -> grpc.aio.Channel:
-    credentials = line.credentials()
+def _aio_channel(endpoint: ServiceEndpoint) -> grpc.aio.Channel:
+    credentials = endpoint.credentials()
     if credentials is None:
-        return grpc.aio.insecure_channel(line.address, _OPTIONS)
-    return grpc.aio.secure_channel(line.address, credentials, _OPTIONS)
+        return grpc.aio.insecure_channel(endpoint.address, _OPTIONS)
+    return grpc.aio.secure_channel(endpoint.address, credentials, _OPTIONS)
 
 
 def _content(path: str | None) -> bytes | None:

@@ -1,29 +1,30 @@
-"""The database: sessions, leases, the audit log, approvals, agents. The only folder that knows SQL."""
+"""The database: sessions, leases, the audit log, approvals, agents. The only package with SQL."""
 
 from __future__ import annotations
 
-from holdfast.service.store.store import Store
+from holdfast.service.store.store import Store, open_store
 from holdfast.service.store.types import (
     MISSED,
-    Agent,
+    AgentRecord,
     Fence,
-    Lease,
-    Notice,
     Page,
     Removed,
+    RowNotice,
     SessionFilter,
+    SessionLease,
 )
 from holdfast.service.store.verification import Verification
 
 __all__ = [
     "MISSED",
-    "Agent",
+    "AgentRecord",
     "Fence",
-    "Lease",
-    "Notice",
     "Page",
     "Removed",
+    "RowNotice",
     "SessionFilter",
+    "SessionLease",
     "Store",
     "Verification",
+    "open_store",
 ]

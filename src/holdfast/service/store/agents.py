@@ -1,89 +1,126 @@
-"""Who may call: agents and operators, found by the hash of their token."""
+"""Agents and operators, found by the hash of their token, and the uid that each agent's sessions run as."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from holdfast.service.problems import Exists, NotFound
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.access.session_users import UidRange
+from holdfast.service.problems import Exists, NotFound, NotNow
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
-from holdfast.service.store.database.schema import AGENTS
-from holdfast.service.store.types import Agent
+from holdfast.service.store.database.schema import AGENTS, SESSION_USERS
+from holdfast.service.store.types import AgentRecord
 from holdfast.service.types import Role
 
 _ROW = AGENTS.c
+_USER = SESSION_USERS.c
+#: Replicas that take the same uid at once retry; each round at least one of them succeeds.
+_TRIES: Final = 100
 
 
 class AgentRows:
-    """The part of the store that knows agents."""
+    """The part of the store with agents. A uid is never reused: files of its first agent may be left."""
 
     database: Database
 
     async def add_agent(
         self, agent_id: str, token_hash: str, *, role: Role = "agent", limits: dict[str, Any] | None = None
-    ) -> Agent:
+    ) -> AgentRecord:
         now = self.database.clock.time()
-        agent = Agent(agent_id, role, token_hash, now, limits or {}, token_at=now)
+        agent = AgentRecord(agent_id, role, token_hash, now, limits or {}, token_at=now)
         values = _columns(msgspec.structs.asdict(agent))
         try:
             await self.database.write(lambda connection: connection.execute(insert(AGENTS).values(values)))
         except IntegrityError:
-            raise Exists(f"there is an agent {agent_id!r} already", reason="AGENT_EXISTS") from None
+            raise Exists(f"agent {agent_id!r} exists already", reason="AGENT_EXISTS") from None
         return agent
 
-    async def rotate_agent(self, agent_id: str, token_hash: str) -> Agent:
-        """Give it another token: the former one is nobody's from now on."""
+    async def rotate_agent(self, agent_id: str, token_hash: str) -> AgentRecord:
+        """Replace the token; the former one is invalid from now on."""
         return await self._set(agent_id, token_hash=token_hash, token_at=self.database.clock.time())
 
     async def set_agent(
         self, agent_id: str, *, disabled: bool | None = None, limits: dict[str, Any] | None = None
-    ) -> Agent:
+    ) -> AgentRecord:
         fields: dict[str, Any] = {"disabled": disabled, "limits": limits}
         return await self._set(agent_id, **{name: value for name, value in fields.items() if value is not None})
 
     async def remove_agent(self, agent_id: str) -> None:
         gone = delete(AGENTS).where(_ROW.agent_id == agent_id).returning(_ROW.agent_id)
 
-        async def work(connection: Connection) -> bool:
+        async def work(connection: StoreConnection) -> bool:
             return (await connection.execute(gone)).first() is not None
 
         if not await self.database.write(work):
             raise _no_agent(agent_id)
 
-    async def agent(self, agent_id: str) -> Agent:
+    async def agent(self, agent_id: str) -> AgentRecord:
         found = await self._agents(select(AGENTS).where(_ROW.agent_id == agent_id))
         if not found:
             raise _no_agent(agent_id)
         return found[0]
 
-    async def find_agent(self, token_hash: str) -> Agent | None:
-        """Whose token has this hash, disabled ones included: who asks decides what that means."""
+    async def find_agent(self, token_hash: str) -> AgentRecord | None:
+        """Return the agent with this token hash, also a disabled one, which the caller must check."""
         found = await self._agents(select(AGENTS).where(_ROW.token_hash == token_hash))
         return found[0] if found else None
 
-    async def agents(self) -> list[Agent]:
-        """All, by name."""
+    async def agents(self) -> list[AgentRecord]:
+        """Return all agents, by name."""
         return await self._agents(select(AGENTS).order_by(_ROW.agent_id))
 
     async def has_operator(self) -> bool:
-        """Whether anybody could make further agents: a first start makes an operator if not."""
+        """True if an enabled operator exists; the first start creates one otherwise."""
         count = select(func.count()).select_from(AGENTS).where(_ROW.role == "operator", _ROW.disabled.is_(False))
 
-        async def work(connection: Connection) -> bool:
+        async def work(connection: StoreConnection) -> bool:
             return bool((await connection.execute(count)).scalar_one())
 
         return await self.database.read(work)
 
-    async def _set(self, agent_id: str, **fields: Any) -> Agent:
+    async def session_uid(self, agent_id: str, uids: UidRange) -> int:
+        """Return the agent's uid; take a free one of this range if the agent has none."""
+
+        async def work(connection: StoreConnection) -> int | None:
+            # The agent's own row is read after the highest uid: otherwise a replica that takes the last uid for
+            # this agent in between would make the range seem exhausted.
+            last = select(func.max(_USER.uid)).where(_USER.uid.between(uids.first, uids.last))
+            taken = (await connection.execute(last)).scalar()
+            had = (await connection.execute(select(_USER.uid).where(_USER.agent_id == agent_id))).scalar()
+            if had is not None:
+                return int(had)
+            uid = uids.first if taken is None else int(taken) + 1
+            if uid > uids.last:
+                return None
+            made = {"agent_id": agent_id, "uid": uid, "made_at": self.database.clock.time()}
+            await connection.execute(insert(SESSION_USERS).values(made))
+            return uid
+
+        for last_try in (number == _TRIES for number in range(1, _TRIES + 1)):
+            try:
+                uid = await self.database.write(work)
+            except IntegrityError:
+                if last_try:
+                    raise
+                continue
+            if uid is not None:
+                return uid
+            break
+        raise NotNow(
+            f"agent {agent_id!r} has no uid, and no uid of {uids.first}-{uids.last} is free: widen session_uids",
+            reason="NO_UID_LEFT",
+        )
+
+    async def _set(self, agent_id: str, **fields: Any) -> AgentRecord:
         if not fields:
             return await self.agent(agent_id)
         changed = update(AGENTS).where(_ROW.agent_id == agent_id).values(_columns(fields)).returning(*_ROW)
 
-        async def work(connection: Connection) -> Agent | None:
+        async def work(connection: StoreConnection) -> AgentRecord | None:
             row = (await connection.execute(changed)).first()
             return None if row is None else _agent(row)
 
@@ -95,8 +132,8 @@ class AgentRows:
             raise _no_agent(agent_id)
         return agent
 
-    async def _agents(self, statement: Any) -> list[Agent]:
-        async def work(connection: Connection) -> list[Agent]:
+    async def _agents(self, statement: Any) -> list[AgentRecord]:
+        async def work(connection: StoreConnection) -> list[AgentRecord]:
             return [_agent(row) for row in await connection.execute(statement)]
 
         return await self.database.read(work)
@@ -107,8 +144,8 @@ def _columns(fields: dict[str, Any]) -> dict[str, Any]:
     return fields | limits
 
 
-def _agent(row: Any) -> Agent:
-    return Agent(**{**row._mapping, "limits": msgspec.json.decode(row.limits, type=dict[str, Any])})
+def _agent(row: Any) -> AgentRecord:
+    return AgentRecord(**{**row._mapping, "limits": msgspec.json.decode(row.limits, type=dict[str, Any])})
 
 
 def _no_agent(agent_id: str) -> NotFound:

@@ -14,17 +14,17 @@ from sqlalchemy import ColumnElement, exists, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from holdfast.service.problems import Exists, NotFound, NotNow
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.schema import APPROVALS, SESSIONS
 from holdfast.service.types import OVER, Approval
 
 _ROW = APPROVALS.c
 
-#: Why an approval was abandoned, where no call is left to state it.
+#: Reasons of abandoned approvals that no call is left to state.
 REPLICA_GONE: Final = "the service replica that held its RunCommand stopped responding"
 SESSION_OVER: Final = "its session is closed"
-#: Approvals that a listing with ended ones returns: what an operator reads, and not the whole history.
+#: Approvals in a listing with ended ones: as many as an operator reads, not the whole history.
 LATEST: Final = 100
 
 _SESSION_IS_OVER: Final[ColumnElement[bool]] = exists().where(
@@ -33,19 +33,19 @@ _SESSION_IS_OVER: Final[ColumnElement[bool]] = exists().where(
 
 
 class ApprovalRows:
-    """The part of the store that keeps approvals."""
+    """The part of the store with approvals."""
 
     database: Database
 
     async def add_approval(self, approval: Approval, *, caller_seconds: float = 0.0) -> Approval:
-        """Record a new approval; its caller, if it has one, counts as there for `caller_seconds`."""
+        """Record a new approval; its caller, if any, counts as connected for `caller_seconds`."""
         values = msgspec.structs.asdict(approval)
         if approval.caller:
             values["caller_expires"] = self.database.now() + caller_seconds
         try:
             await self.database.write(lambda connection: connection.execute(insert(APPROVALS).values(values)))
         except IntegrityError:
-            raise Exists(f"there is an approval {approval.approval_id!r}", reason="APPROVAL_EXISTS") from None
+            raise Exists(f"approval {approval.approval_id!r} exists already", reason="APPROVAL_EXISTS") from None
         return approval
 
     async def approval(self, approval_id: str) -> Approval:
@@ -57,9 +57,9 @@ class ApprovalRows:
     async def answer_approval(
         self, approval_id: str, outcome: Literal["approved", "refused"], *, by: str = "", comment: str = ""
     ) -> Approval:
-        """Answer it. It must be unanswered and its caller still there: of two answers at once, one is recorded."""
+        """Record an answer. The approval must be open and its caller connected; of two answers one is recorded."""
 
-        async def work(connection: Connection) -> Approval | None:
+        async def work(connection: StoreConnection) -> Approval | None:
             answered = (
                 update(APPROVALS)
                 .where(_ROW.approval_id == approval_id, self._waiting())
@@ -75,13 +75,13 @@ class ApprovalRows:
         raise not_waiting(await self.approval(approval_id))
 
     async def end_approvals(self) -> list[Approval]:
-        """End approvals that expired, or whose caller or session is gone; returns those that this call ended."""
+        """End approvals that expired or lost their caller or session; return those that this call ended."""
 
-        async def find(connection: Connection) -> list[str]:
+        async def find(connection: StoreConnection) -> list[str]:
             due = select(_ROW.approval_id).where(_ROW.outcome == "", ~self._waiting())
             return list((await connection.execute(due)).scalars())
 
-        async def work(connection: Connection) -> list[Approval]:
+        async def work(connection: StoreConnection) -> list[Approval]:
             now = self.database.now()
             ended: list[Approval] = []
             for condition, values in (
@@ -93,15 +93,15 @@ class ApprovalRows:
                 ended += [Approval(*row) for row in await connection.execute(over)]
             return ended
 
-        # Looked at often and mostly in vain: reading first leaves the database's write lock alone.
+        # A frequent query that mostly finds nothing: reading first avoids the database's write lock.
         return await self.database.write(work) if await self.database.read(find) else []
 
     # --- callers --------------------------------------------------------------------------------------------------
 
     async def attach_caller(self, approval_id: str, caller: str, seconds: float) -> bool:
-        """Make this call the one that the approval waits with, instead of the call before it. False: it ended."""
+        """Make this call the approval's caller in place of the former one; return False if the approval ended."""
 
-        async def work(connection: Connection) -> bool:
+        async def work(connection: StoreConnection) -> bool:
             attach = (
                 update(APPROVALS)
                 .where(_ROW.approval_id == approval_id, _ROW.caller != "", self._waiting())
@@ -113,9 +113,9 @@ class ApprovalRows:
         return await self.database.write(work)
 
     async def renew_callers(self, callers: Collection[str], seconds: float) -> None:
-        """These calls still wait: their approvals stay for so many seconds more."""
+        """Extend the approvals of calls that still wait by so many seconds."""
 
-        async def work(connection: Connection) -> None:
+        async def work(connection: StoreConnection) -> None:
             expires = self.database.now() + seconds
             for names in _parts(sorted(callers)):
                 ours = update(APPROVALS).where(_ROW.outcome == "", _ROW.caller.in_(names))
@@ -124,9 +124,9 @@ class ApprovalRows:
         await self.database.write(work)
 
     async def abandon_approvals(self, caller: str, why: str) -> list[Approval]:
-        """End what this call waits for, because the call is over; returns what was not answered before."""
+        """End the approvals of a finished call; return those that were open."""
 
-        async def work(connection: Connection) -> list[Approval]:
+        async def work(connection: StoreConnection) -> list[Approval]:
             left = (
                 update(APPROVALS)
                 .where(_ROW.outcome == "", _ROW.caller == caller)
@@ -140,30 +140,30 @@ class ApprovalRows:
     # --- finding --------------------------------------------------------------------------------------------------
 
     async def open_approvals(self, *, session_id: str = "", agent_id: str = "") -> list[Approval]:
-        """Those that wait for an answer, oldest first."""
+        """Return the approvals that wait for an answer, oldest first."""
         waiting = _of(select(APPROVALS).where(self._waiting()), session_id, agent_id)
         return await self._approvals(waiting.order_by(_ROW.asked_at, _ROW.approval_id))
 
     async def latest_approvals(self, *, session_id: str = "", agent_id: str = "") -> list[Approval]:
-        """The latest `LATEST`, ended ones among them, newest first."""
+        """Return the latest `LATEST` approvals, ended ones included, newest first."""
         latest = _of(select(APPROVALS), session_id, agent_id)
         return await self._approvals(latest.order_by(_ROW.asked_at.desc(), _ROW.approval_id).limit(LATEST))
 
     def _waiting(self) -> ColumnElement[bool]:
-        """Whether an answer would have an effect."""
+        """Condition: an answer would have an effect."""
         now = self.database.now()
         caller_there = or_(_ROW.caller == "", _ROW.caller_expires > now)
         return (_ROW.outcome == "") & (_ROW.expires_at > now) & caller_there & ~_SESSION_IS_OVER
 
     async def _approvals(self, statement: Any) -> list[Approval]:
-        async def work(connection: Connection) -> list[Approval]:
+        async def work(connection: StoreConnection) -> list[Approval]:
             return [Approval(*row) for row in await connection.execute(statement)]
 
         return await self.database.read(work)
 
 
 def not_waiting(approval: Approval) -> NotNow:
-    """Why an answer to this approval has no effect."""
+    """Return why an answer to this approval has no effect."""
     name = f"approval {approval.approval_id!r}"
     if approval.outcome in ("", "expired"):
         return NotNow(f"{name} expired before this answer, and its command was not run", reason="APPROVAL_EXPIRED")

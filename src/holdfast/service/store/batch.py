@@ -1,7 +1,7 @@
-"""Writes a batch of appends and of changes to sessions in one transaction: numbers rows, chains them, keeps fences.
+"""Writes a batch of appends and session changes in one transaction: numbers and chains rows, checks fences.
 
-Locks are taken in one order by everybody, so that no two replicas wait for each other: sessions, then their
-streams, each by id, and the service's own stream last.
+All replicas take locks in one order, so that they cannot deadlock: sessions, then their streams, each by id, and
+the service's own stream last.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from holdfast.service.audit.chain import GENESIS, MARKED, OPENED, StreamMark, chained
 from holdfast.service.problems import NotNow, Problem
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.schema import ROWS, SESSIONS, STREAMS
-from holdfast.service.store.database.sqlite_statements import OFTEN
+from holdfast.service.store.database.sqlite_statements import FREQUENT
 from holdfast.service.store.sessions import columns_of, no_session, record_of
 from holdfast.service.store.types import Fence
 from holdfast.service.types import OVER, SERVICE_STREAM, AuditEntry, AuditRow, SessionRecord
 
-#: After so many rows of a session its last one is named in the service's own stream, so that no more than these can
-#: be cut off an open session without a trace there. Each costs a row.
+#: Rows of a session between two marks of its last row in the service's own stream: at most so many can be cut off
+#: an open session without a trace. Each mark costs a row.
 MARK_EVERY: Final = 1_000
-#: What a row takes beside its text, roughly: numbers, two hashes, its part of the indexes.
+#: Approximate size of a row beside its text: numbers, two hashes, its share of the indexes.
 ROW_OVERHEAD: Final = 400
-#: The channel, and the most that one message on it holds (PostgreSQL takes less than 8,000 bytes).
+#: NOTIFY channel, and the largest payload (PostgreSQL allows less than 8,000 bytes).
 CHANNEL: Final = "holdfast_audit"
 _PAYLOAD_BYTES: Final = 7_000
 
 
 class Append:
-    """Rows to be, and what must hold for them."""
+    """Rows to append, and their fence."""
 
     def __init__(self, entries: Sequence[AuditEntry], fence: Fence | None) -> None:
         self.entries = entries
@@ -43,7 +43,7 @@ class Append:
 
 
 class Change:
-    """Fields of a session to be set."""
+    """Fields of a session to set."""
 
     def __init__(self, session_id: str, fields: dict[str, Any]) -> None:
         self.session_id = session_id
@@ -51,12 +51,12 @@ class Change:
 
 
 Work = Append | Change
-#: What each piece of work came to: its rows, the session as it then was, or why it was not done.
+#: Result of one work: its rows, the session after the change, or the reason for a refusal.
 Outcome = list[AuditRow] | SessionRecord | Problem
 
 
-class Head(msgspec.Struct):
-    """The head of a stream while it is written on."""
+class StreamHead(msgspec.Struct):
+    """Head of a stream while rows are appended."""
 
     session_id: str
     last_seq: int = 0
@@ -71,7 +71,7 @@ class Head(msgspec.Struct):
 
 
 class Batch:
-    """One batch. `write` may be called again if its transaction did not go through, or may have."""
+    """One batch. `write` may be repeated after a transaction that failed, or that may have succeeded."""
 
     def __init__(self, works: Sequence[Work], *, at: float, key: bytes | None, origin: str) -> None:
         self._works = works
@@ -79,23 +79,23 @@ class Batch:
         self._key = key
         self._origin = origin
         self.outcomes: list[Outcome] = []
-        #: Which rows each stream got: first and last.
+        #: First and last row number of each stream.
         self.written: dict[str, tuple[int, int]] = {}
         self._last_row: AuditRow | None = None
 
-    async def write(self, connection: Connection) -> None:
+    async def write(self, connection: StoreConnection) -> None:
         before, self.outcomes = self.outcomes, []
         sessions = await self._lock_sessions(connection)
         entries, changed = self._admit(sessions)
         closing = {name for name, fields in changed.items() if fields.get("state") in OVER}
         heads = await lock_streams(connection, sorted({*entries, *closing} - {SERVICE_STREAM}))
         if self._last_row is not None and await _is_there(connection, self._last_row):
-            # The try before this one went through, although its connection broke before we heard of it. The locks
-            # make us wait for it if it is still under way.
+            # The previous attempt succeeded although its connection broke before the reply. If that transaction is
+            # still running, the locks make this one wait for it.
             self.outcomes = before
             return
         self._refuse_removed(entries, heads)
-        if _speaks_of_streams(entries, heads, closing):
+        if _needs_own_stream(entries, heads, closing):
             heads |= await lock_streams(connection, [SERVICE_STREAM])
         rows = self._chain(entries, heads, closing)
         self.written = {name: (each[0].seq, each[-1].seq) for name, each in rows.items() if each}
@@ -106,9 +106,9 @@ class Batch:
             for payload in payloads(self._origin, self.written):
                 await connection.execute(select(func.pg_notify(CHANNEL, payload)))
 
-    # --- what is let in ---------------------------------------------------------------------------------------
+    # --- admission --------------------------------------------------------------------------------------------
 
-    async def _lock_sessions(self, connection: Connection) -> dict[str, dict[str, Any]]:
+    async def _lock_sessions(self, connection: StoreConnection) -> dict[str, dict[str, Any]]:
         names = {work.session_id for work in self._works if isinstance(work, Change)}
         names |= {work.fence.session_id for work in self._works if isinstance(work, Append) and work.fence}
         if not names:
@@ -119,7 +119,7 @@ class Batch:
     def _admit(
         self, sessions: dict[str, dict[str, Any]]
     ) -> tuple[dict[str, list[tuple[int, AuditEntry]]], dict[str, dict[str, Any]]]:
-        """Which entries are written, by stream, with the number of their work; and which columns of sessions."""
+        """Return the entries to write by stream, with their work's number, and the columns to change."""
         entries: dict[str, list[tuple[int, AuditEntry]]] = defaultdict(list)
         changed: dict[str, dict[str, Any]] = defaultdict(dict)
         self.outcomes = []
@@ -144,7 +144,7 @@ class Batch:
         if session is None:
             return no_session(work.session_id)
         if "state" in work.fields and session["state"] in OVER:
-            # Two saw its end: the first has told how.
+            # The first of two reports of the end counts.
             return record_of(session)
         columns = columns_of(work.fields)
         if work.fields.get("state") in OVER:
@@ -155,8 +155,10 @@ class Batch:
 
     # --- streams ----------------------------------------------------------------------------------------------
 
-    def _refuse_removed(self, entries: dict[str, list[tuple[int, AuditEntry]]], heads: dict[str, Head]) -> None:
-        """Retention took the session away while somebody still had something to write about it."""
+    def _refuse_removed(
+        self, entries: dict[str, list[tuple[int, AuditEntry]]], heads: dict[str, StreamHead]
+    ) -> None:
+        """Refuse entries of sessions that retention has removed in the meantime."""
         gone = {name for name in entries if name in heads and heads[name].removed_seq}
         refused = {number: name for name in gone for number, _ in entries[name]}
         for number, name in refused.items():
@@ -167,14 +169,14 @@ class Batch:
                 del entries[name]
 
     def _chain(
-        self, entries: dict[str, list[tuple[int, AuditEntry]]], heads: dict[str, Head], closing: set[str]
+        self, entries: dict[str, list[tuple[int, AuditEntry]]], heads: dict[str, StreamHead], closing: set[str]
     ) -> dict[str, list[AuditRow]]:
         rows: dict[str, list[AuditRow]] = {}
-        own = heads.get(SERVICE_STREAM, Head(SERVICE_STREAM))
+        own = heads.get(SERVICE_STREAM, StreamHead(SERVICE_STREAM))
         about: list[AuditEntry] = []
         before = own.last_seq + len(entries.get(SERVICE_STREAM, ()))
 
-        def tell(kind: str, mark: StreamMark) -> int:
+        def mark_stream(kind: str, mark: StreamMark) -> int:
             about.append(AuditEntry(SERVICE_STREAM, self._at, "", kind, body=msgspec.to_builtins(mark)))
             return before + len(about)
 
@@ -184,18 +186,18 @@ class Batch:
             head = heads[name]
             was = head.last_seq
             if head.opened_seq == 0 and name in entries:
-                head.opened_seq = tell(OPENED, StreamMark(name))
+                head.opened_seq = mark_stream(OPENED, StreamMark(name))
             rows[name] = self._extend(head, entries.get(name, []))
             head.closed = head.closed or name in closing
             if head.opened_seq and (_is_due(was, head.last_seq) or name in closing or (head.closed and rows[name])):
                 mark = StreamMark(name, head.last_seq, head.last_hash, head.opened_seq)
-                head.marked_seq = tell(MARKED, mark)
+                head.marked_seq = mark_stream(MARKED, mark)
         numbered = [*entries.get(SERVICE_STREAM, []), *((-1, entry) for entry in about)]
         if numbered:
             rows[SERVICE_STREAM] = self._extend(own, numbered)
         return rows
 
-    def _extend(self, head: Head, numbered: list[tuple[int, AuditEntry]]) -> list[AuditRow]:
+    def _extend(self, head: StreamHead, numbered: list[tuple[int, AuditEntry]]) -> list[AuditRow]:
         rows = chained((entry for _, entry in numbered), head.last_seq, head.last_hash, self._key)
         for (number, _), row in zip(numbered, rows, strict=True):
             outcome = self.outcomes[number] if number >= 0 else None
@@ -206,7 +208,9 @@ class Batch:
             head.last_seq, head.last_hash = rows[-1].seq, rows[-1].hash
         return rows
 
-    async def _store(self, connection: Connection, rows: dict[str, list[AuditRow]], heads: dict[str, Head]) -> None:
+    async def _store(
+        self, connection: StoreConnection, rows: dict[str, list[AuditRow]], heads: dict[str, StreamHead]
+    ) -> None:
         values = [msgspec.structs.asdict(row) for each in rows.values() for row in each]
         if values:
             await connection.execute(_ADD_ROWS, values)
@@ -216,8 +220,10 @@ class Batch:
             )
 
 
-async def append_to_own(connection: Connection, own: Head, entry: AuditEntry, key: bytes | None) -> AuditRow:
-    """One more row of the service's own stream, whose head is locked."""
+async def append_to_own(
+    connection: StoreConnection, own: StreamHead, entry: AuditEntry, key: bytes | None
+) -> AuditRow:
+    """Append one row to the service's own stream, whose head is locked."""
     (row,) = chained([entry], own.last_seq, own.last_hash, key)
     own.last_seq, own.last_hash = row.seq, row.hash
     own.size += ROW_OVERHEAD + len(row.body)
@@ -225,14 +231,14 @@ async def append_to_own(connection: Connection, own: Head, entry: AuditEntry, ke
     return row
 
 
-#: Made once: to put one of these together costs as much as to run it.
-_ADD_ROWS: Final = insert(ROWS).execution_options(**OFTEN)
+#: Built once: building one of these statements costs as much as running it.
+_ADD_ROWS: Final = insert(ROWS).execution_options(**FREQUENT)
 _LOCK_SESSIONS, _LOCK_STREAMS = (
     select(table)
     .where(table.c.session_id.in_(bindparam("names", expanding=True)))
     .order_by(table.c.session_id)
     .with_for_update()
-    .execution_options(**OFTEN)
+    .execution_options(**FREQUENT)
     for table in (SESSIONS, STREAMS)
 )
 _MOVE_HEAD: Final = (
@@ -244,14 +250,14 @@ _MOVE_HEAD: Final = (
             for name in ("last_seq", "last_hash", "size", "opened_seq", "marked_seq", "closed")
         }
     )
-    .execution_options(**OFTEN)
+    .execution_options(**FREQUENT)
 )
 
 
-def _speaks_of_streams(
-    entries: dict[str, list[tuple[int, AuditEntry]]], heads: dict[str, Head], closing: set[str]
+def _needs_own_stream(
+    entries: dict[str, list[tuple[int, AuditEntry]]], heads: dict[str, StreamHead], closing: set[str]
 ) -> bool:
-    """Whether the service's own stream gets something: it is everybody's, so it is locked only then."""
+    """True if the service's own stream gets rows. All replicas share it, so it is locked only then."""
     if SERVICE_STREAM in entries or closing:
         return True
     return any(
@@ -266,31 +272,31 @@ def _is_due(before: int, now: int) -> bool:
     return before // MARK_EVERY < now // MARK_EVERY
 
 
-async def lock_streams(connection: Connection, names: Sequence[str]) -> dict[str, Head]:
-    """Their heads; those that are not there yet are made."""
+async def lock_streams(connection: StoreConnection, names: Sequence[str]) -> dict[str, StreamHead]:
+    """Lock and return the heads of streams, creating missing ones."""
     heads = await _heads(connection, names)
     if missing := [name for name in names if name not in heads]:
         dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-        fresh = [msgspec.structs.asdict(Head(name)) for name in missing]
+        fresh = [msgspec.structs.asdict(StreamHead(name)) for name in missing]
         await connection.execute(dialect.insert(STREAMS).on_conflict_do_nothing(), fresh)
         heads |= await _heads(connection, missing)
     return heads
 
 
-async def _is_there(connection: Connection, row: AuditRow) -> bool:
+async def _is_there(connection: StoreConnection, row: AuditRow) -> bool:
     there = select(ROWS.c.hash).where(ROWS.c.session_id == row.session_id, ROWS.c.seq == row.seq)
     return bool((await connection.execute(there)).scalar() == row.hash)
 
 
-async def _heads(connection: Connection, names: Sequence[str]) -> dict[str, Head]:
+async def _heads(connection: StoreConnection, names: Sequence[str]) -> dict[str, StreamHead]:
     if not names:
         return {}
     found = (await connection.execute(_LOCK_STREAMS, {"names": list(names)})).mappings()
-    return {row["session_id"]: Head(**row) for row in found}
+    return {row["session_id"]: StreamHead(**row) for row in found}
 
 
-async def _update_sessions(connection: Connection, changed: dict[str, dict[str, Any]]) -> None:
-    """One statement for all sessions of which the same columns change: a batch of hundreds is a few statements."""
+async def _update_sessions(connection: StoreConnection, changed: dict[str, dict[str, Any]]) -> None:
+    """Update sessions, with one statement for all that change the same columns: a few for hundreds of sessions."""
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for name, columns in sorted(changed.items()):
         if columns:
@@ -303,7 +309,7 @@ async def _update_sessions(connection: Connection, changed: dict[str, dict[str, 
 @cache
 def _change_columns(names: tuple[str, ...]) -> Update:
     statement = update(SESSIONS).where(SESSIONS.c.session_id == bindparam("which"))
-    return statement.values({name: bindparam(f"new_{name}") for name in names}).execution_options(**OFTEN)
+    return statement.values({name: bindparam(f"new_{name}") for name in names}).execution_options(**FREQUENT)
 
 
 def _holds(session: dict[str, Any], fence: Fence) -> bool:
@@ -318,7 +324,7 @@ def lease_lost(fence: Fence) -> NotNow:
 
 
 def payloads(origin: str, written: dict[str, tuple[int, int]]) -> Iterable[str]:
-    """What is told to other replicas: who tells it, then a line for each stream, in messages that fit."""
+    """Return NOTIFY payloads: the origin, then a line for each stream, split to fit the size limit."""
     lines: list[str] = []
     size = 0
     for name, (first, last) in written.items():

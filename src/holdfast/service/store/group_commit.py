@@ -1,4 +1,4 @@
-"""Many small writes as one transaction: while one is under way the next ones gather.
+"""Groups small writes into one transaction: while one runs, the next writes accumulate.
 
 A flush to disk costs the same for one row as for hundreds, so under load each caller waits for about one flush, and
 the number of flushes does not grow with the number of callers.
@@ -17,8 +17,8 @@ from holdfast.service.problems import Bug, Problem, Unavailable
 from holdfast.service.store.batch import Append, Batch, Outcome, Work
 from holdfast.service.store.database.database import Database
 
-#: Rows in one transaction. More would make the callers at its head wait for those at its end; at a few thousand
-#: the flush is no longer what costs.
+#: Rows in one transaction. More would delay the first callers of the group; at a few thousand the flush is no
+#: longer the main cost.
 MAX_ROWS: Final = 1_000
 
 
@@ -28,7 +28,7 @@ class _Waiting(NamedTuple):
 
 
 class GroupCommit:
-    """Takes work, writes it in the order in which it came, tells each caller what came of its own."""
+    """Writes queued work in order, and returns to each caller the outcome of its own."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class GroupCommit:
         self._on_written = on_written
         self._waiting: deque[_Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
-        #: How many transactions there were, and for how much work: their quotient is what grouping saves.
+        #: Transactions, and works in them: their ratio shows the benefit of grouping.
         self.transactions = 0
         self.works = 0
 
@@ -53,7 +53,7 @@ class GroupCommit:
         return len(self._waiting)
 
     async def do(self, work: Work) -> Outcome:
-        """Returns once it is on disk. A caller that is cancelled leaves it undone if it was not yet begun."""
+        """Return once the work is on disk. A cancelled caller withdraws work that has not begun."""
         done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(work, done))
         self._go_on()
@@ -63,7 +63,7 @@ class GroupCommit:
         return outcome
 
     async def finish(self) -> None:
-        """Wait for what was begun."""
+        """Wait for running transactions."""
         while self._task is not None:
             await asyncio.wait([self._task])
 
@@ -78,7 +78,7 @@ class GroupCommit:
             while self._waiting:
                 self._waiting.popleft().done.cancel()
         else:
-            # Also after a bug, which asyncio reports: those that came meanwhile wait for somebody to take them.
+            # Also after a bug, which asyncio reports: work that arrived in the meantime must not hang.
             self._go_on()
 
     async def _run(self) -> None:
@@ -102,25 +102,25 @@ class GroupCommit:
         try:
             await self._database.write(batch.write)
         except Unavailable as problem:
-            _tell(group, [problem] * len(group))
+            _resolve(group, [problem] * len(group))
         except (Problem, IntegrityError) as error:
             if len(group) == 1:
-                _tell(group, [_as_problem(error)])
+                _resolve(group, [_as_problem(error)])
                 return
-            # One of them cannot be written: the others must not suffer for it.
+            # One work cannot be written; the others are committed one by one.
             for each in group:
                 await self._commit([each])
         except BaseException as error:
-            _tell(group, [Bug(f"the audit log: {error!r}", reason="STORE_BUG")] * len(group))
+            _resolve(group, [Bug(f"the audit log: {error!r}", reason="STORE_BUG")] * len(group))
             raise
         else:
             self.transactions += 1
             self.works += len(group)
-            _tell(group, batch.outcomes)
+            _resolve(group, batch.outcomes)
             self._on_written(batch.written)
 
 
-def _tell(group: list[_Waiting], outcomes: list[Outcome]) -> None:
+def _resolve(group: list[_Waiting], outcomes: list[Outcome]) -> None:
     for each, outcome in zip(group, outcomes, strict=True):
         if not each.done.done():
             each.done.set_result(outcome)
@@ -129,9 +129,9 @@ def _tell(group: list[_Waiting], outcomes: list[Outcome]) -> None:
 def _as_problem(error: Problem | IntegrityError) -> Problem:
     if isinstance(error, Problem):
         return error
-    # The head of a stream was put back, or taken away: its next number is taken. Nothing may be written over it.
+    # The head of a stream was reset or removed, so its next number is taken. Nothing may be overwritten.
     return Bug(
-        "the audit log is damaged: a row is there already with the next number of its stream; "
-        "`holdfast audit verify` tells which",
+        "the audit log is damaged: a row with the next number of its stream exists already; "
+        "`holdfast audit verify` shows which",
         reason="AUDIT_DAMAGED",
     )

@@ -1,7 +1,7 @@
-"""Who runs a session's follower and timers: leases on the sessions' rows, one replica each, that end by themselves.
+"""Leases on sessions: one replica at a time runs a session's follower and timers, until the lease expires.
 
-A claim raises the lease's epoch. Whatever a former owner still writes carries the old epoch and is refused, so it
-does not matter whether that replica knows that it lost the lease.
+A claim raises the lease's epoch. Writes of a former owner carry the old epoch and are refused, so a replica that
+does not notice the loss of its lease does no harm.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ import math
 
 from sqlalchemy import func, select, update
 
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.schema import SESSIONS
 from holdfast.service.store.sessions import IS_OPEN
-from holdfast.service.store.types import Lease
+from holdfast.service.store.types import SessionLease
 
 _ROW = SESSIONS.c
 
 
 class LeaseRows:
-    """The part of the store that gives leases."""
+    """The part of the store with leases."""
 
     database: Database
 
-    async def claim(self, replica: str, seconds: float, limit: int = 100) -> list[Lease]:
-        """Take up to `limit` open sessions whose lease is free or has expired, oldest first."""
+    async def claim(self, replica: str, seconds: float, limit: int = 100) -> list[SessionLease]:
+        """Claim up to `limit` open sessions with a free or expired lease, oldest first."""
 
-        async def work(connection: Connection) -> list[Lease]:
+        async def work(connection: StoreConnection) -> list[SessionLease]:
             now = self.database.now()
             free = (
                 select(_ROW.session_id)
                 .where(IS_OPEN, (_ROW.lease_owner == "") | (_ROW.lease_expires <= now))
                 .order_by(SESSIONS.c.created_at)
                 .limit(limit)
-                # Another replica that claims at the same time gets others.
+                # A replica that claims at the same time gets other sessions.
                 .with_for_update(skip_locked=True)
             )
             ids = list((await connection.execute(free)).scalars())
@@ -44,17 +44,17 @@ class LeaseRows:
                 .values(lease_owner=replica, lease_expires=now + seconds, lease_epoch=_ROW.lease_epoch + 1)
                 .returning(_ROW.session_id, _ROW.lease_owner, _ROW.lease_epoch, _ROW.lease_expires)
             )
-            return [Lease(*row) for row in await connection.execute(taken)]
+            return [SessionLease(*row) for row in await connection.execute(taken)]
 
         return await self.database.write(work)
 
     async def renew(self, replica: str, seconds: float) -> list[str]:
-        """Prolong all leases of this replica; returns the sessions that are still its own.
+        """Extend all leases of this replica; return the sessions that it still owns.
 
-        A lease that expired and that nobody took since is prolonged, too: nothing happened to it meanwhile.
+        An expired lease that no other replica has claimed is extended as well: nothing happened to it.
         """
 
-        async def work(connection: Connection) -> list[str]:
+        async def work(connection: StoreConnection) -> list[str]:
             ours = (
                 select(_ROW.session_id)
                 .where(_ROW.lease_owner == replica, IS_OPEN)
@@ -71,9 +71,9 @@ class LeaseRows:
         return await self.database.write(work)
 
     async def next_end(self, replica: str) -> float:
-        """In how many seconds the first lease of another replica ends, if that does not renew it."""
+        """Return in how many seconds the first lease of another replica expires unless renewed."""
 
-        async def work(connection: Connection) -> float:
+        async def work(connection: StoreConnection) -> float:
             first = select(func.min(_ROW.lease_expires) - self.database.now()).where(
                 _ROW.lease_owner != replica, IS_OPEN
             )
@@ -83,9 +83,9 @@ class LeaseRows:
         return await self.database.read(work)
 
     async def release(self, replica: str, session_id: str | None = None) -> int:
-        """Give up all leases of this replica, or that on one session; returns how many those were."""
+        """Release all leases of this replica, or that on one session; return their number."""
 
-        async def work(connection: Connection) -> int:
+        async def work(connection: StoreConnection) -> int:
             ours = (
                 select(_ROW.session_id)
                 .where(_ROW.lease_owner == replica)
@@ -102,25 +102,25 @@ class LeaseRows:
 
         return await self.database.write(work)
 
-    async def release_everybody(self) -> None:
-        """Give up all leases, whoever has them: for who knows that nobody else is there."""
+    async def release_all(self) -> None:
+        """Release all leases of all replicas: for a service that is known to be the only one."""
 
-        async def work(connection: Connection) -> None:
+        async def work(connection: StoreConnection) -> None:
             await connection.execute(
                 update(SESSIONS).where(_ROW.lease_owner != "").values(lease_owner="", lease_expires=0.0)
             )
 
         await self.database.write(work)
 
-    async def leases(self, replica: str) -> list[Lease]:
-        """Those that this replica has."""
+    async def leases(self, replica: str) -> list[SessionLease]:
+        """Return the leases that this replica holds."""
 
-        async def work(connection: Connection) -> list[Lease]:
+        async def work(connection: StoreConnection) -> list[SessionLease]:
             ours = (
                 select(_ROW.session_id, _ROW.lease_owner, _ROW.lease_epoch, _ROW.lease_expires)
                 .where(_ROW.lease_owner == replica, IS_OPEN)
                 .order_by(_ROW.session_id)
             )
-            return [Lease(*row) for row in await connection.execute(ours)]
+            return [SessionLease(*row) for row in await connection.execute(ours)]
 
         return await self.database.read(work)

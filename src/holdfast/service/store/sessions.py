@@ -1,34 +1,33 @@
-"""The sessions' rows: made within limits that hold over all replicas, found, paged through."""
+"""The rows of sessions: created within limits that hold across replicas, searched, and listed by pages."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ColumnElement, exists, func, insert, select
+from sqlalchemy import ColumnElement, exists, func, insert, literal, select, tuple_
 from sqlalchemy.engine import RowMapping
 
 from holdfast.service.problems import Exhausted, Exists, NotFound
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.schema import SESSION_LABELS, SESSIONS
-from holdfast.service.store.pages import after, decode_token, encode_token, page_size
-from holdfast.service.store.types import FIRST_PAGE, Page, SessionFilter
-from holdfast.service.types import OVER, Policy, SessionRecord
+from holdfast.service.store.types import FIRST_PAGE, Page, SessionFilter, decode_token, encode_token, page_size
+from holdfast.service.types import OVER, SessionPolicy, SessionRecord
 
 FIELDS: Final = tuple(SessionRecord.__struct_fields__)
-#: Columns that are JSON, and what is in them.
+#: JSON columns and their types.
 _JSON: Final[dict[str, Any]] = {
-    "policy": Policy,
+    "policy": SessionPolicy,
     "environment": dict[str, str],
     "labels": dict[str, str],
     "enforced": tuple[str, ...],
     "unenforced": tuple[str, ...],
 }
-#: What a session is known by: an update that changes one of these is a mistake. `audited_token` moves with the rows
-#: that were audited, in `append`, and nowhere else.
+#: Fields that identify a session; updates must not change them. `audited_token` changes only in `append`, with the
+#: rows that were audited.
 UNCHANGING: Final = ("session_id", "agent_id", "kind", "created_at", "labels", "request_id", "audited_token")
-#: Held while open sessions are counted and one is added (PostgreSQL; SQLite has one writer anyway).
+#: Advisory lock while open sessions are counted and one is added (PostgreSQL; SQLite has one writer anyway).
 _COUNT_LOCK: Final = 0x686F6C64_636F756E
 
 IS_OPEN: Final[ColumnElement[bool]] = SESSIONS.c.state.not_in(OVER)
@@ -36,20 +35,20 @@ _ALL: Final = SessionFilter()
 
 
 class SessionRows:
-    """The part of the store that makes and finds sessions."""
+    """The part of the store that creates and finds sessions."""
 
     database: Database
 
     async def add_session(
         self, record: SessionRecord, *, per_agent: int, total: int, replica: str = "", seconds: float = 0.0
     ) -> SessionRecord:
-        """Write down a new session, unless its agent or all together have as many open as they may.
+        """Add a session unless its agent, or the service, has reached its limit of open sessions.
 
-        Returns the session that the agent's `request_id` made before, if it did. With `replica` the new session's
-        lease is that replica's from the beginning, for so many seconds, at epoch 1.
+        Returns the session that the agent's `request_id` created before, if any. With `replica` the new session's
+        lease belongs to that replica from the beginning, for so many seconds, at epoch 1.
         """
 
-        async def work(connection: Connection) -> SessionRecord:
+        async def work(connection: StoreConnection) -> SessionRecord:
             if not self.database.is_sqlite:
                 await connection.execute(select(func.pg_advisory_xact_lock(_COUNT_LOCK)))
             if record.request_id:
@@ -57,7 +56,7 @@ class SessionRows:
                 if (found := await _one(connection, same)) is not None:
                     return found
             if await _one(connection, SESSIONS.c.session_id == record.session_id) is not None:
-                raise Exists(f"there is a session {record.session_id!r}", reason="SESSION_EXISTS")
+                raise Exists(f"session {record.session_id!r} exists already", reason="SESSION_EXISTS")
             await _within_limits(connection, record.agent_id, per_agent, total)
             values = columns_of(msgspec.structs.asdict(record))
             if replica:
@@ -82,7 +81,7 @@ class SessionRows:
     async def sessions(
         self, which: SessionFilter = _ALL, page: Page = FIRST_PAGE
     ) -> tuple[list[SessionRecord], str]:
-        """A page of them, oldest first, and the next page's token if there is one."""
+        """Return a page of sessions, oldest first, and the next page's token if there is one."""
         order = [SESSIONS.c.created_at, SESSIONS.c.session_id]
         statement = select(SESSIONS).order_by(*order).limit(page_size(page) + 1)
         if which.agent_id:
@@ -102,33 +101,33 @@ class SessionRows:
         return found[: page_size(page)], encode_token(last.created_at, last.session_id)
 
     async def open_sessions(self) -> list[SessionRecord]:
-        """All that are not over, oldest first. Their number is bounded by the service's limit."""
+        """Return all sessions that are not over, oldest first. Their number is bounded by the service's limit."""
         return await self._records(select(SESSIONS).where(IS_OPEN).order_by(SESSIONS.c.created_at))
 
     async def _records(self, statement: Any) -> list[SessionRecord]:
-        async def work(connection: Connection) -> list[SessionRecord]:
+        async def work(connection: StoreConnection) -> list[SessionRecord]:
             return [record_of(row) for row in (await connection.execute(statement)).mappings()]
 
         return await self.database.read(work)
 
 
-async def _one(connection: Connection, condition: ColumnElement[bool]) -> SessionRecord | None:
+async def _one(connection: StoreConnection, condition: ColumnElement[bool]) -> SessionRecord | None:
     row = (await connection.execute(select(SESSIONS).where(condition))).mappings().first()
     return None if row is None else record_of(row)
 
 
-async def _within_limits(connection: Connection, agent_id: str, per_agent: int, total: int) -> None:
+async def _within_limits(connection: StoreConnection, agent_id: str, per_agent: int, total: int) -> None:
     count = select(func.count()).select_from(SESSIONS).where(IS_OPEN)
     if (await connection.execute(count.where(SESSIONS.c.agent_id == agent_id))).scalar_one() >= per_agent:
         raise Exhausted(
-            f"agent {agent_id!r} has {per_agent} sessions open, as many as it may: close one first",
+            f"agent {agent_id!r} has {per_agent} open sessions, its maximum: close one first",
             reason="SESSION_LIMIT",
             scope="agent",
             limit=per_agent,
         )
     if (await connection.execute(count)).scalar_one() >= total:
         raise Exhausted(
-            f"{total} sessions are open, as many as this service holds: try again later",
+            f"{total} sessions are open, the maximum of this service: try again later",
             reason="SESSION_LIMIT",
             retry_after=10.0,
             scope="service",
@@ -141,7 +140,7 @@ def no_session(session_id: str) -> NotFound:
 
 
 def columns_of(fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a record as their columns have them."""
+    """Convert fields of a record to column values."""
     return {
         name: msgspec.json.encode(value, order="deterministic").decode() if name in _JSON else value
         for name, value in fields.items()
@@ -153,3 +152,11 @@ def record_of(row: RowMapping) -> SessionRecord:
     for name, kind in _JSON.items():
         fields[name] = msgspec.json.decode(fields[name], type=kind)
     return SessionRecord(**fields)
+
+
+def after(
+    columns: list[ColumnElement[Any]], position: tuple[Any, ...], *, backwards: bool = False
+) -> ColumnElement[bool]:
+    """Condition for rows after this position in the order of the columns."""
+    here = tuple_(*(literal(value, column.type) for column, value in zip(columns, position, strict=True)))
+    return tuple_(*columns) < here if backwards else tuple_(*columns) > here

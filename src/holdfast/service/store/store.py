@@ -1,4 +1,4 @@
-"""The store: one database with everything that the service must not forget, opened by its URL."""
+"""The store: one database with the durable state of the service, opened by its URL."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import key_id
-from holdfast.service.clock import Clock
+from holdfast.service.clock import WallClock
 from holdfast.service.problems import Invalid, NotFound, NotNow
+from holdfast.service.settings import ServiceSettings, store_url
 from holdfast.service.store.agents import AgentRows
 from holdfast.service.store.approvals import ApprovalRows
-from holdfast.service.store.audit_log import AuditLog
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.audit_log import AuditLog, follow_file, follow_notices, last_number
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
-from holdfast.service.store.database.file_watch import FileWatch
 from holdfast.service.store.database.migrations import check_version, migrate
 from holdfast.service.store.database.schema import FACTS
-from holdfast.service.store.following import follow_file, follow_notices, last_number
+from holdfast.service.store.database.sqlite_file import FileWatch
 from holdfast.service.store.group_commit import GroupCommit
 from holdfast.service.store.leases import LeaseRows
-from holdfast.service.store.notices import Listening, Notices, PostgresNotices
+from holdfast.service.store.notices import NoticeListener, Notices, PostgresNotices
 from holdfast.service.store.retention import Retention
-from holdfast.service.store.session_users import SessionUserRows
 from holdfast.service.store.sessions import SessionRows
 from holdfast.service.store.usage import UsageRows
 from holdfast.service.store.verification import Verification, Verifier
@@ -39,39 +38,46 @@ MIN_KEY_BYTES: Final = 16
 _ALL: Final = AuditFilter()
 
 
-class Store(SessionRows, SessionUserRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, UsageRows, Retention):
-    """Made by `Store.open`. Its parts are classes of their own, one for each kind of row, on one database."""
+class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, UsageRows, Retention):
+    """Created by `Store.open`. Its base classes are one for each kind of row, on one database."""
 
     def __init__(self, database: Database, audit_key: bytes | None) -> None:
         self.database = database
         self.audit_key = audit_key
-        # Tells our own rows, which listeners here hear of at once, from those of other replicas.
+        # Distinguishes our own rows, which local listeners get at once, from those of other replicas.
         origin = secrets.token_hex(8)
         self._notices = Notices()
-        self._from_others = None if database.is_sqlite else PostgresNotices(database.url, origin, self._notices)
-        self.writer = GroupCommit(database, key=audit_key, origin=origin, on_written=self._notices.tell)
+        self._replica_notices = None if database.is_sqlite else PostgresNotices(database.url, origin, self._notices)
+        self.writer = GroupCommit(database, key=audit_key, origin=origin, on_written=self._notices.publish)
 
     @classmethod
     async def open(
-        cls, url: str, *, clock: Clock | None = None, audit_key: bytes | None = None, look_only: bool = False
+        cls,
+        url: str,
+        *,
+        clock: WallClock | None = None,
+        audit_key: bytes | None = None,
+        read_only: bool = False,
+        **parts: Any,
     ) -> Store:
-        """Open the database at `sqlite:///PATH` or `postgresql://…` and bring its tables up to date.
+        """Open the database at `sqlite:///PATH` or `postgresql://…` and migrate its tables.
 
-        With `audit_key` the audit's hashes are HMACs with it; a database keeps to the key that it began with. With
-        `look_only` nothing is made or changed: the database must be of this version, and no key is needed to read.
+        With `audit_key` the audit's hashes are HMACs; a database keeps the key that it began with. With `read_only`
+        nothing is created or changed: the database must be of this version, and no key is needed to read.
+        A subclass gets `parts` in its constructor.
         """
         if audit_key is not None and len(audit_key) < MIN_KEY_BYTES:
             raise Invalid(f"the audit's key is shorter than {MIN_KEY_BYTES} bytes", reason="AUDIT_KEY")
-        database = await Database.open(url, clock=clock, create=not look_only)
+        database = await Database.open(url, clock=clock, create=not read_only)
         try:
-            if look_only:
+            if read_only:
                 await database.read(check_version)
             else:
                 await database.write(lambda connection: migrate(connection, database.clock.time()))
-            store = cls(database, audit_key)
-            await store._check_key(look_only)
-            if store._from_others is not None:
-                await store._from_others.start()
+            store = cls(database, audit_key, **parts)
+            await store._check_key(read_only)
+            if store._replica_notices is not None:
+                await store._replica_notices.start()
         except BaseException:
             await database.close()
             raise
@@ -79,11 +85,11 @@ class Store(SessionRows, SessionUserRows, LeaseRows, AuditLog, ApprovalRows, Age
         return store
 
     async def close(self) -> None:
-        """What was to be written is written, listeners are told that there is no more."""
+        """Finish pending writes and end all listeners."""
         await self.writer.finish()
         self._notices.close()
-        if self._from_others is not None:
-            await self._from_others.stop()
+        if self._replica_notices is not None:
+            await self._replica_notices.stop()
         await self.database.close()
 
     async def __aenter__(self) -> Store:
@@ -94,13 +100,13 @@ class Store(SessionRows, SessionUserRows, LeaseRows, AuditLog, ApprovalRows, Age
     ) -> None:
         await self.close()
 
-    def listen(self, session_id: str | None = None) -> Listening:
-        """Notices of rows that are appended from now on, by whichever replica; of one session, or of all."""
+    def listen(self, session_id: str | None = None) -> NoticeListener:
+        """Return notices of rows appended from now on by any replica; of one session, or of all."""
         return self._notices.listen(session_id)
 
     @asynccontextmanager
     async def follow(self, which: AuditFilter = _ALL) -> AsyncIterator[AsyncIterator[AuditRow]]:
-        """Rows that are appended from the moment on when the block is entered, also by other processes."""
+        """Yield the rows appended after the block is entered, also by other processes."""
         if self.database.is_sqlite:
             with FileWatch(str(self.database.url.database)) as watch:
                 yield follow_file(self, which, watch, await last_number(self))
@@ -109,44 +115,64 @@ class Store(SessionRows, SessionUserRows, LeaseRows, AuditLog, ApprovalRows, Age
                 yield follow_notices(self, which, notices)
 
     async def verify(self, session_id: str | None = None, *, head: tuple[int, str] | None = None) -> Verification:
-        """Whether the audit of one session, or all of it, is as it was written.
+        """Verify that the audit of one session, or all of it, is as it was written.
 
-        `head` is the last row of the service's own stream as an earlier look found it.
+        `head` is the last row of the service's own stream at an earlier verification.
         """
-        if self.audit_key is None and await self._kept_key_id():
-            raise NotNow("the audit was written with a key: without it nothing can be told", reason="AUDIT_KEY")
+        if self.audit_key is None and await self._stored_key_id():
+            raise NotNow("the audit was written with a key and cannot be verified without it", reason="AUDIT_KEY")
         async with self.database.snapshot() as connection:
             verifier = Verifier(connection, self.audit_key)
             if session_id is None:
                 return await verifier.everything(head)
             found = await verifier.one(session_id)
         if found is None:
-            raise NotFound(f"the audit has nothing of session {session_id!r}", reason="SESSION_NOT_FOUND")
+            raise NotFound(f"the audit has no rows of session {session_id!r}", reason="SESSION_NOT_FOUND")
         return found
 
     async def ping(self) -> None:
-        """Raises `Unavailable` if the database does not answer now."""
+        """Raise `Unavailable` if the database does not respond now."""
         await self.database.ping()
 
-    async def _check_key(self, look_only: bool) -> None:
+    async def _check_key(self, read_only: bool) -> None:
         ours = key_id(self.audit_key)
-        if not look_only:
+        if not read_only:
             dialect = sqlite if self.database.is_sqlite else postgresql
             keep = dialect.insert(FACTS).values(name="audit_key", value=ours).on_conflict_do_nothing()
             await self.database.write(lambda connection: connection.execute(keep))
-        kept = await self._kept_key_id()
-        if look_only and self.audit_key is None:
+        kept = await self._stored_key_id()
+        if read_only and self.audit_key is None:
             return
         if kept != ours:
             began = "with another key" if kept and ours else "with a key" if kept else "without a key"
             raise NotNow(
-                f"the audit in this database was begun {began}: give that, or begin a new database",
+                f"the audit in this database was begun {began}: use the same, or a new database",
                 reason="AUDIT_KEY",
             )
 
-    async def _kept_key_id(self) -> str:
-        async def work(connection: Connection) -> str:
+    async def _stored_key_id(self) -> str:
+        async def work(connection: StoreConnection) -> str:
             kept = await connection.execute(select(FACTS.c.value).where(FACTS.c.name == "audit_key"))
             return str(kept.scalar() or "")
 
         return await self.database.read(work)
+
+
+async def open_store(
+    settings: ServiceSettings,
+    *,
+    clock: WallClock | None = None,
+    read_only: bool = False,
+    kind: type[Store] = Store,
+    **parts: Any,
+) -> Store:
+    """Open the database of the settings, with the audit's key. Touches the key's file and the database."""
+    key = _audit_key(settings.audit_key_file)
+    return await kind.open(store_url(settings.store), clock=clock, audit_key=key, read_only=read_only, **parts)
+
+
+def _audit_key(path: str) -> bytes | None:
+    if not path:
+        return None
+    with open(path, "rb") as file:
+        return file.read().strip()

@@ -1,20 +1,23 @@
-"""What the store takes and gives beside the nouns of `service.types`: leases, fences, pages, agents; pure."""
+"""Types of the store beside those of `service.types`: leases, fences, pages, agents; pure."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.service.types import Caller, Role, State, Struct
+from holdfast.service.problems import Invalid
+from holdfast.service.types import Caller, Role, ServiceStruct, State
 
-#: A page that nobody gave a size for, and the largest that is given: what `ListSessions` and `ListAudit` promise.
+#: Default and largest size of a page, as `ListSessions` and `ListAudit` document.
 PAGE_SIZE: Final = 100
 MAX_PAGE_SIZE: Final = 1_000
 
 
-class Page(Struct, frozen=True):
-    """Which part of a long answer; `token` is what the page before it ended with."""
+class Page(ServiceStruct, frozen=True):
+    """Part of a long list; `token` is from the end of the previous page."""
 
     size: int = PAGE_SIZE
     token: str = ""
@@ -23,16 +26,33 @@ class Page(Struct, frozen=True):
 FIRST_PAGE: Final = Page()
 
 
-class SessionFilter(Struct, frozen=True):
-    """Which sessions. Empty is all; a session must have every one of the labels."""
+def page_size(page: Page) -> int:
+    return min(page.size or PAGE_SIZE, MAX_PAGE_SIZE)
+
+
+def encode_token(*position: float | str) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(position)).decode().rstrip("=")
+
+
+def decode_token(token: str, *kinds: type) -> tuple[Any, ...]:
+    """Return the position; raise Invalid for a token that `encode_token` did not make."""
+    try:
+        position = msgspec.json.decode(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)), type=list[Any])
+        return msgspec.convert(position, tuple[kinds], strict=False)  # type: ignore[valid-type]
+    except (binascii.Error, UnicodeError, ValueError, msgspec.MsgspecError):
+        raise Invalid(f"page_token {token[:40]!r} is not a valid page token", reason="BAD_PAGE_TOKEN") from None
+
+
+class SessionFilter(ServiceStruct, frozen=True):
+    """Selects sessions. Empty selects all; a session must have all of the labels."""
 
     agent_id: str = ""
     states: tuple[State, ...] = ()
     labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class Lease(Struct, frozen=True):
-    """A replica's right to run a session's follower and timers. Whoever claims it next has a higher epoch."""
+class SessionLease(ServiceStruct, frozen=True):
+    """A replica's right to run a session's follower and timers. The next claim has a higher epoch."""
 
     session_id: str
     replica: str
@@ -40,10 +60,10 @@ class Lease(Struct, frozen=True):
     expires_at: float
 
 
-class Fence(Struct, frozen=True):
-    """What must hold for an append: the session's lease is still this one, and less than `token` was audited.
+class Fence(ServiceStruct, frozen=True):
+    """Condition of an append: the session's lease is unchanged, and `audited_token` is below `token`.
 
-    The append moves the session's `audited_token` to `token` with it, so the same append again changes nothing.
+    The append moves `audited_token` to `token`, so the same append again changes nothing.
     """
 
     session_id: str
@@ -52,27 +72,27 @@ class Fence(Struct, frozen=True):
     token: int
 
 
-class Notice(NamedTuple):
-    """A row was appended. `MISSED` says that some were not told: look at what you follow again."""
+class RowNotice(NamedTuple):
+    """A row was appended. `MISSED`: some notices were lost, and the listener must read the table."""
 
     session_id: str
     seq: int
 
 
-MISSED: Final = Notice("", 0)
+MISSED: Final = RowNotice("", 0)
 
 
-class Agent(Struct, frozen=True):
-    """Who may call. The token itself is nowhere; `token_hash` is its SHA-256 in hexadecimal."""
+class AgentRecord(ServiceStruct, frozen=True):
+    """A registered caller. The token itself is not stored; `token_hash` is its SHA-256 in hexadecimal."""
 
     agent_id: str
     role: Role
     token_hash: str
     created_at: float
-    #: What differs from the rules' limits, as the rules name it.
+    #: Overrides of the rules' limits, by the rules' names.
     limits: dict[str, Any] = msgspec.field(default_factory=dict)
     disabled: bool = False
-    #: When it got the token that it has.
+    #: Time of the current token.
     token_at: float = 0.0
 
     @property
@@ -80,8 +100,8 @@ class Agent(Struct, frozen=True):
         return Caller(self.agent_id, self.role)
 
 
-class Removed(Struct, frozen=True):
-    """What retention took away."""
+class Removed(ServiceStruct, frozen=True):
+    """Totals of one retention run."""
 
     sessions: int = 0
     rows: int = 0

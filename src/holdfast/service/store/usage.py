@@ -9,26 +9,26 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.schema import SESSION_USAGE, SESSIONS
-from holdfast.service.types import Usage
+from holdfast.service.types import ResourceUsage
 
 _ROW = SESSION_USAGE.c
-#: Names in one statement: SQLite bounds its parameters.
+#: Names in one statement: SQLite limits its parameters.
 _NAMES = 500
 
 
 class UsageRows:
-    """The part of the store that keeps samples of usage, one for each session."""
+    """The part of the store with usage samples, one for each session."""
 
     database: Database
 
-    async def put_usages(self, usages: Mapping[str, Usage]) -> None:
-        """Keep these samples in one transaction, unless a later one is there: its replica took the lease over."""
+    async def put_usages(self, usages: Mapping[str, ResourceUsage]) -> None:
+        """Store these samples in one transaction, except where another replica stored a later one."""
         dialect = sqlite if self.database.is_sqlite else postgresql
 
-        async def work(connection: Connection) -> None:
+        async def work(connection: StoreConnection) -> None:
             for names in _parts(sorted(usages)):
                 there = select(SESSIONS.c.session_id).where(SESSIONS.c.session_id.in_(names))
                 rows = [
@@ -52,19 +52,19 @@ class UsageRows:
         try:
             await self.database.write(work)
         except IntegrityError:
-            # Retention removed one of the sessions in this moment; the next sample is without it.
+            # Retention removed one of the sessions just now; the next samples do not include it.
             return
 
-    async def usages(self, session_ids: Collection[str]) -> dict[str, Usage]:
-        """The last sample of each of these sessions that has one."""
+    async def usages(self, session_ids: Collection[str]) -> dict[str, ResourceUsage]:
+        """Return the last sample of each of these sessions that has one."""
 
-        async def work(connection: Connection) -> dict[str, Usage]:
-            found: dict[str, Usage] = {}
+        async def work(connection: StoreConnection) -> dict[str, ResourceUsage]:
+            found: dict[str, ResourceUsage] = {}
             for names in _parts(sorted(session_ids)):
                 rows = await connection.execute(
                     select(_ROW.session_id, _ROW.usage).where(_ROW.session_id.in_(names))
                 )
-                found |= {name: msgspec.json.decode(usage, type=Usage) for name, usage in rows}
+                found |= {name: msgspec.json.decode(usage, type=ResourceUsage) for name, usage in rows}
             return found
 
         return await self.database.read(work) if session_ids else {}

@@ -1,6 +1,6 @@
-"""Whether the audit log is as it was written: every chain, every head, what the service's own stream says.
+"""Verifies the audit log: every chain, every head, and the marks in the service's own stream.
 
-Works on one snapshot of the database, a page of rows at a time, so that neither appends nor the log's size matter.
+Reads one snapshot of the database, a page of rows at a time, so that neither appends nor the log's size matter.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from holdfast.service.audit.chain import (
     StreamCheck,
     StreamMark,
 )
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.schema import ROWS, STREAMS
-from holdfast.service.types import SERVICE_STREAM, AuditRow, Struct
+from holdfast.service.types import SERVICE_STREAM, AuditRow, ServiceStruct
 
-#: Rows and streams that are looked at together.
+#: Rows and streams in one query.
 PAGE: Final = 500
 #: Findings that are kept; a log that was rewritten from its beginning has one for each row.
 MAX_BREAKS: Final = 100
 
 
-class Verification(Struct, frozen=True):
-    """What was found."""
+class Verification(ServiceStruct, frozen=True):
+    """Result of a verification."""
 
     rows: int
     sessions: int
-    #: Sessions of which only their removal by retention is left.
+    #: Sessions of which only the removal by retention is left.
     removed: int
     breaks: tuple[Break, ...]
-    #: Findings beyond those that are kept.
+    #: Number of findings beyond those that are kept.
     further: int = 0
-    #: The last row of the service's own stream. Kept elsewhere, it shows later that nothing was cut off since.
+    #: The last row of the service's own stream. Stored elsewhere, it later proves that nothing was cut off.
     head_seq: int = 0
     head_hash: str = GENESIS
 
@@ -54,9 +54,9 @@ class Verification(Struct, frozen=True):
 
 
 class Verifier:
-    """One look at the log."""
+    """One verification."""
 
-    def __init__(self, connection: Connection, key: bytes | None) -> None:
+    def __init__(self, connection: StoreConnection, key: bytes | None) -> None:
         self._connection = connection
         self._key = key
         self._breaks: list[Break] = []
@@ -78,7 +78,7 @@ class Verifier:
         return self._result(own)
 
     async def one(self, session_id: str) -> Verification | None:
-        """One session alone; None if there is no trace of it."""
+        """Verify one session; return None if there is no trace of it."""
         own = await self._stream(SERVICE_STREAM)
         self._own_base = 0 if own is None else own["base_seq"]
         stream = await self._stream(session_id)
@@ -108,7 +108,7 @@ class Verifier:
         self._breaks += breaks[:room]
         self._further += max(0, len(breaks) - room)
 
-    def _say(self, session_id: str, seq: int, fault: Fault, detail: str) -> None:
+    def _report(self, session_id: str, seq: int, fault: Fault, detail: str) -> None:
         self._found(Break(session_id, seq, fault, detail))
 
     # --- the service's own stream -----------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Verifier:
     async def _service_stream(self, own: RowMapping | None) -> None:
         if own is None:
             if await self._first_of(select(ROWS.c.seq).limit(1)) is not None:
-                self._say(SERVICE_STREAM, 0, "missing", "its head is gone")
+                self._report(SERVICE_STREAM, 0, "missing", "its head is gone")
             return
         self._own_base = own["base_seq"]
         check = StreamCheck(SERVICE_STREAM, self._key, base_seq=own["base_seq"], base_hash=own["base_hash"])
@@ -127,17 +127,17 @@ class Verifier:
         self._rows += check.rows
         if self._trimmed != (own["base_seq"], own["base_hash"]):
             first = own["base_seq"] or self._trimmed[0]
-            self._say(SERVICE_STREAM, first, "missing", f"the rows to {first} are gone, and not by retention")
+            self._report(SERVICE_STREAM, first, "missing", f"the rows to {first} are gone, and not by retention")
 
     async def _about(self, rows: Sequence[AuditRow]) -> None:
-        """What these rows say of other streams, held against them."""
+        """Compare the marks in these rows with the streams that they refer to."""
         marks: list[tuple[AuditRow, StreamMark]] = []
         for row in rows:
             if row.kind in ABOUT_STREAMS:
                 try:
                     marks.append((row, msgspec.json.decode(row.body, type=StreamMark)))
                 except msgspec.MsgspecError:
-                    self._say(SERVICE_STREAM, row.seq, "changed", "it no longer reads as what its kind says")
+                    self._report(SERVICE_STREAM, row.seq, "changed", "its body is not valid for its kind")
         streams = await self._streams_by_name({mark.session_id for _, mark in marks})
         hashes = await self._hashes([mark for row, mark in marks if row.kind == MARKED])
         for row, mark in marks:
@@ -148,16 +148,16 @@ class Verifier:
             stream = streams.get(name)
             opened = row.seq if row.kind == OPENED else mark.opened
             if stream is None:
-                # Once, at its opening row, unless retention has removed that row with the session.
+                # Reported once, at the opening row, unless retention has removed that row with the session.
                 if row.kind == OPENED:
-                    self._say(
+                    self._report(
                         name,
                         0,
                         "removed",
                         f"it was opened by row {row.seq} of the service's own stream, and is gone",
                     )
             elif stream["opened_seq"] != opened or (row.kind == REMOVED and stream["removed_seq"] != row.seq):
-                self._say(name, 0, "changed", f"its head does not fit row {row.seq} of the service's own stream")
+                self._report(name, 0, "changed", f"its head does not fit row {row.seq} of the service's own stream")
             elif (
                 row.kind == MARKED
                 and not stream["removed_seq"]
@@ -165,12 +165,12 @@ class Verifier:
                 and hashes.get((name, mark.seq)) != mark.hash
             ):
                 fault: Fault = "changed" if (name, mark.seq) in hashes else "cut"
-                told = f"row {row.seq} of the service's own stream names another"
-                self._say(
+                mark_text = f"row {row.seq} of the service's own stream names another"
+                self._report(
                     name,
                     mark.seq,
                     fault,
-                    told if fault == "changed" else f"it is gone; {told.replace('another', 'it')}",
+                    mark_text if fault == "changed" else f"it is gone; {mark_text.replace('another', 'it')}",
                 )
 
     # --- the streams of sessions ------------------------------------------------------------------------------
@@ -180,16 +180,16 @@ class Verifier:
         own = {row.seq: row for row in await self._own_rows(numbers)}
         for each in page:
             name = each["session_id"]
-            # A session that closed before its first row has a head and nothing to tell.
+            # A session that closed before its first row has a head and no mark.
             if each["opened_seq"] > self._own_base or (not each["opened_seq"] and each["last_seq"]):
-                self._speaks_of(own.get(each["opened_seq"]), OPENED, each, "opened_seq")
+                self._mark_of(own.get(each["opened_seq"]), OPENED, each, "opened_seq")
             if each["removed_seq"]:
                 self._removed += 1
                 await self._removed_stream(each, own.get(each["removed_seq"]))
                 continue
             self._sessions += 1
             if each["base_seq"]:
-                self._say(name, 1, "missing", f"the rows to {each['base_seq']} are gone, and not by retention")
+                self._report(name, 1, "missing", f"the rows to {each['base_seq']} are gone, and not by retention")
             check = StreamCheck(name, self._key)
             async for rows in self._row_pages(name, 0):
                 self._found(*check.feed(rows))
@@ -198,29 +198,29 @@ class Verifier:
 
     async def _removed_stream(self, stream: RowMapping, row: AuditRow | None) -> None:
         name = stream["session_id"]
-        mark = self._speaks_of(row, REMOVED, stream, "removed_seq")
+        mark = self._mark_of(row, REMOVED, stream, "removed_seq")
         if mark is not None and (mark.seq, mark.hash) != (stream["last_seq"], stream["last_hash"]):
-            self._say(name, 0, "changed", "its removal by retention names another last row")
+            self._report(name, 0, "changed", "its removal by retention names another last row")
         left = select(ROWS.c.seq).where(ROWS.c.session_id == name).limit(1)
         if (seq := await self._first_of(left)) is not None:
-            self._say(name, seq, "added", "retention removed this session, and the row is there")
+            self._report(name, seq, "added", "the row exists although retention removed the session")
 
-    def _speaks_of(self, row: AuditRow | None, kind: str, stream: RowMapping, column: str) -> StreamMark | None:
-        """The mark in the row of the service's own stream that this stream's head names."""
+    def _mark_of(self, row: AuditRow | None, kind: str, stream: RowMapping, column: str) -> StreamMark | None:
+        """Return the mark in the row of the service's own stream that this stream's head refers to."""
         name, number = stream["session_id"], stream[column]
         if row is not None and row.kind == kind:
             try:
                 mark = msgspec.json.decode(row.body, type=StreamMark)
             except msgspec.MsgspecError:
-                return None  # told of when that row was read
+                return None  # reported when that row was read
             if mark.session_id == name:
                 return mark
         what = f"row {number} of the service's own stream" if number else "any row of the service's own stream"
-        self._say(
+        self._report(
             name,
             0,
             "unknown",
-            f"{what} does not tell of it" if number else "no row of the service's own stream tells of it",
+            f"{what} does not mention it" if number else "no row of the service's own stream mentions it",
         )
         return None
 
@@ -228,19 +228,19 @@ class Verifier:
         has_head = exists().where(STREAMS.c.session_id == ROWS.c.session_id)
         lost = select(ROWS.c.session_id).where(~has_head, ROWS.c.session_id != SERVICE_STREAM)
         for name in (await self._connection.execute(lost.distinct().limit(MAX_BREAKS))).scalars():
-            self._say(name, 0, "unknown", "it has rows and no head")
+            self._report(name, 0, "unknown", "it has rows but no head")
 
     async def _known_head(self, seq: int, hash: str) -> None:
-        """A head that was kept elsewhere must still be there."""
+        """Check that a head stored elsewhere is still there."""
         if seq > self._own_base:
             rows = await self._own_rows([seq])
             if not rows:
-                self._say(SERVICE_STREAM, seq, "cut", "it was the last row once, and is gone")
+                self._report(SERVICE_STREAM, seq, "cut", "it was the last row once, and is gone")
             elif rows[0].hash != hash:
-                self._say(SERVICE_STREAM, seq, "changed", "it had another hash once")
+                self._report(SERVICE_STREAM, seq, "changed", "it had another hash once")
 
     async def _was_opened(self, session_id: str) -> bool:
-        """Whether the service's own stream tells of a session that has no head: if so, that is told."""
+        """Report a session without a head if the service's own stream opened it; return True if so."""
         async for rows in self._row_pages(SERVICE_STREAM, self._own_base, OPENED):
             for row in rows:
                 if session_id in row.body and msgspec.json.decode(row.body).get("session_id") == session_id:

@@ -100,28 +100,28 @@ class SessionServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def CreateSession(self, request, context):
-        """Opens a session and waits for its first prompt.
+        """Creates a session and waits for its first prompt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SendInput(self, request, context):
-        """Types: text, keys as bytes, control actions. What one call sends stays together.
+        """Types text and keys, and sends control actions. The input of one call stays together.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadOutput(self, request, context):
-        """What was printed after a token; waits for it if asked to.
+        """Returns the output after a token; waits for output if the request has a timeout.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamOutput(self, request, context):
-        """The same as it comes, until the session is over. A client that was cut off goes on from its last token.
+        """Streams the output until the session is over. A client that reconnects resumes from its last token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,42 +140,42 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CloseSession(self, request, context):
-        """Ends a session, and with it what it started, unless its policy lets background processes live.
+        """Closes a session and kills its processes, except background processes if the policy allows them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubscribeSessionEvents(self, request, context):
-        """Events of one session, or of all that the caller may see; with a token, those that were missed come first.
+        """Streams the events of one session, or of all that the caller may see; with a token, from that event on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RunCommand(self, request, context):
-        """One command, from its start to its end: in a session that is open, or in one made for it.
+        """Runs one command to its end: in an open session, or in one that is created for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAudit(self, request, context):
-        """What was typed, decided, printed and refused, as it was written down.
+        """Returns rows of the audit log: input, decisions, output and refusals.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListApprovals(self, request, context):
-        """Commands that wait for somebody to allow them.
+        """Returns the commands that wait for an approval.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AnswerApproval(self, request, context):
-        """Allows or refuses one of them. Operators only, unless the policy lets the owner do it.
+        """Approves or refuses one of them. Operators only, unless the policy allows it to the owner.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

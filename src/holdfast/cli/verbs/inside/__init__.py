@@ -1,1 +1,1 @@
-"""Verbs that run inside a sandbox for programs there."""
+"""Verbs that also run inside sandboxes, with the standard library, msgspec and h11 only; part of the bundle."""

@@ -1,54 +1,41 @@
-"""`holdfast egress`: the filtering proxy of confined processes, run outside of their network.
+"""`holdfast egress`: runs the filtering proxy of confined processes, outside of their network.
 
-Started by the session service in the sandbox. Needs h11, which the bundle has; no typer, since it runs inside.
+The session service starts it in the sandbox. Needs h11, which the bundle contains.
 """
 
 from __future__ import annotations
 
-import sys
+from holdfast.cli.support.text import fail
 
-_USAGE = """usage: holdfast egress --socket PATH [--allow PATTERN]...
+USAGE = """usage: holdfast egress --socket PATH [--allow PATTERN]...
 
-Let confined processes reach some hosts over HTTP and HTTPS, and no others. A process whose confinement has the
-network `proxy` and this PATH brings its socket here when it starts.
-  --socket PATH     the Unix socket to be made
-  --allow PATTERN   HOST, *.DOMAIN or an address, with :PORT or :* behind it; without one, the ports 80 and 443
-Prints a line of JSON when it is ready and for every decision, and ends with SIGTERM. Exit code: 2 for trouble.
+Let confined processes reach some hosts over HTTP and HTTPS, and no others. A process that is confined with the
+network `proxy` and this PATH passes its listening socket here when it starts.
+  --socket PATH     the Unix socket to create
+  --allow PATTERN   HOST, *.DOMAIN or an address, with :PORT or :* appended; the default is the ports 80 and 443
+Prints a line of JSON when it is ready and for every decision, and ends on SIGTERM. Exit code: 2 for an error.
 """
 
 
 def main(arguments: list[str]) -> int:
-    if arguments and arguments[0] in ("-h", "--help"):
-        sys.stdout.write(_USAGE)
-        return 0
     path, patterns, rest = "", [], list(arguments)
     while rest:
         option, *rest = rest
         if option not in ("--socket", "--allow") or not rest:
-            return _trouble(f"egress: {option}: not an option, or its value is missing\n{_USAGE}")
+            return fail(f"egress: {option}: not an option, or its value is missing\n{USAGE}")
         value, *rest = rest
         if option == "--socket":
             path = value
         else:
             patterns.append(value)
     if not path:
-        return _trouble(f"egress needs --socket\n{_USAGE}")
+        return fail(f"egress needs --socket\n{USAGE}")
     import asyncio
-
-    from holdfast.errors import HoldfastError
 
     try:
         from holdfast.proxies.egress import proxy
-        from holdfast.proxies.egress.rules import Rules
+        from holdfast.proxies.egress.rules import EgressRules
     except ModuleNotFoundError as error:
-        return _trouble(f"egress needs {error.name}, which is not installed here; install h11")
-    try:
-        asyncio.run(proxy.run(path, Rules(patterns)))
-    except HoldfastError as error:
-        return _trouble(f"egress: {error}")
+        return fail(f"egress needs {error.name}, which is not installed here; install h11")
+    asyncio.run(proxy.run(path, EgressRules(patterns)))
     return 0
-
-
-def _trouble(message: str) -> int:
-    sys.stderr.write(f"holdfast: {message}\n")
-    return 2

@@ -1,4 +1,4 @@
-"""`holdfast attach`: a running process or a terminal on ours: what it shows, what it prints, and our keys."""
+"""`holdfast attach`: shows a running process or terminal on ours, and forwards our keys."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.support.command_request import STDERR, STDIN, STDOUT
-from holdfast.cli.support.foreground import Detached, Foreground, SignalQueue
+from holdfast.cli.support.foreground import ClientDetached, Foreground, SignalQueue
 from holdfast.cli.support.own_terminal import draws, terminal_size
 from holdfast.cli.support.sandbox_option import LOCAL, SandboxOption, open_exec
-from holdfast.cli.support.terminal_view import TerminalForeground, tell_detach_key, tell_detached, too_small
+from holdfast.cli.support.terminal_view import TerminalForeground, report_detached, show_detach_key, too_small
 from holdfast.cli.support.text import complain
 from holdfast.cli.support.typed_verb import run_async
 from holdfast.errors import UnknownTerminal
@@ -23,16 +23,16 @@ def command(
     process_id: Annotated[str, typer.Argument(metavar="ID")],
     sandbox: SandboxOption = LOCAL,
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="Only look: no input, no signals, no size; Ctrl-C leaves.")
+        bool, typer.Option("--read-only", help="Send no input, no signals and no size; Ctrl-C leaves.")
     ] = False,
     since: Annotated[int, typer.Option(metavar="N", min=0, help="Begin after event number N.")] = 0,
 ) -> int:
     """Stream a running process and type into it; exit with its code if it ends.
 
-    Of a terminal the screen is drawn first, of a process what is kept of its output. With a terminal, it takes our
-    size and follows it, Ctrl-\\ d leaves it running, and Ctrl-\\ twice sends one Ctrl-\\. Without, the first Ctrl-C
-    interrupts the process, the second ends it with everything it started; Ctrl-D closes its stdin, the end of a
-    pipe or file does not.
+    The screen of a terminal is drawn first, or the retained output of a process printed. A terminal gets our size,
+    also when it changes; Ctrl-\\ d leaves it running, and Ctrl-\\ twice sends one Ctrl-\\. Of a process without a
+    terminal, the first Ctrl-C interrupts it, the second ends it with everything it started; Ctrl-D closes its
+    stdin, the end of a pipe or file does not.
     """
     return run_async(_attach(sandbox, process_id, read_only, since))
 
@@ -51,18 +51,18 @@ async def _attach(sandbox: str, process_id: str, read_only: bool, since: int) ->
                     complain(f"{process_id}: {note}")
                 size = terminal_size(STDIN, STDOUT, STDERR)
                 if info.tty and forward and size is not None:
-                    tell_detach_key(process_id)
-                    # The program draws itself anew for a terminal of our size.
+                    show_detach_key(process_id)
+                    # The program redraws itself for a terminal of our size.
                     await api.resize(process_id, size)
                 return await foreground.follow(
                     after_seq=since, forward_input=forward, close_at_end=os.isatty(STDIN) and not info.tty
                 )
-            except Detached:
-                goes_on = f"{process_id} goes on" + (f" ({note})" if note else "")
+            except ClientDetached:
+                message = f"{process_id} keeps running" + (f" ({note})" if note else "")
                 if info.tty:
-                    tell_detached(goes_on)
+                    report_detached(message)
                 else:
-                    complain(f"detached; {goes_on}")
+                    complain(f"detached; {message}")
                 return 0
 
 
@@ -82,7 +82,7 @@ def _foreground(
     read_only: bool,
     since: int,
 ) -> Foreground:
-    # Where nothing can be drawn, and from an event on that somebody names, it is a process like any other.
+    # Without a terminal to draw on, or with --since, a terminal is followed like any other process.
     if terminal is not None and not since and draws(STDOUT):
         return TerminalForeground(api, terminal, signals=signals, read_only=read_only, redraw=True)
     return Foreground(api, info.process_id, tty=info.tty, signals=signals, read_only=read_only)

@@ -1,7 +1,6 @@
-"""`holdfast bridge`: run an agent in a sandbox with a bridge to a model around it, exit with the agent's code.
+"""`holdfast bridge`: runs an agent in a sandbox with a bridge to a model, and exits with the agent's code.
 
-The provider's key is read from a variable of ours and taken out of our environment at once, so that nothing that we
-start inherits it.
+The provider's key is read from a variable and removed from our environment at once, so that no child inherits it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from holdfast.bridge.record import CallRecord, RecordFile
 from holdfast.bridge.upstream import Upstream
 from holdfast.cli.support.command_request import STDERR, STDIN, STDOUT, environment, forwards_stdin, generated_id
 from holdfast.cli.support.exit_codes import OURS
-from holdfast.cli.support.foreground import Detached, Foreground, SignalQueue
+from holdfast.cli.support.foreground import ClientDetached, Foreground, SignalQueue
 from holdfast.cli.support.own_terminal import terminal_size
 from holdfast.cli.support.sandbox_option import LOCAL, SandboxOption, is_this_machine
 from holdfast.cli.support.text import complain
@@ -31,7 +30,7 @@ from holdfast.client.sandbox import Sandbox, connect
 from holdfast.errors import InvalidParams
 from holdfast.types import EnvPolicy, ProcessSpec, TerminalSize
 
-#: Variables by which the providers' clients find a key before they look at the bridge's.
+#: Variables with keys that the providers' clients prefer to those of the bridge.
 _OTHER_KEYS: Final = ("GOOGLE_API_KEY", "ANTHROPIC_AUTH_TOKEN", "AZURE_OPENAI_API_KEY", "OPENROUTER_API_KEY")
 
 
@@ -46,10 +45,11 @@ def command(
     ] = None,
     auth: Annotated[
         Literal["auto", "bearer", "x-api-key", "x-goog-api-key"],
-        typer.Option(help="How the key is shown to the provider (auto: as its own clients do)."),
+        typer.Option(help="The header that carries the key (auto: as the provider's own clients do)."),
     ] = "auto",
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Ask the provider for this model, whatever the agent says.")
+        str | None,
+        typer.Option(metavar="NAME", help="Request this model from the provider, whichever the agent requests."),
     ] = None,
     port: Annotated[
         int, typer.Option(metavar="N", min=0, max=65535, help="The port inside; 0 chooses a free one.")
@@ -79,11 +79,11 @@ def command(
         float | None, typer.Option(metavar="S", min=0, help="End the agent after S seconds; exit code 124.")
     ] = None,
 ) -> int:
-    """Run an agent in a sandbox, with a bridge to a model around it.
+    """Run an agent in a sandbox, with a bridge to a model.
 
-    The agent finds the bridge by OPENAI_BASE_URL, ANTHROPIC_BASE_URL and GOOGLE_GEMINI_BASE_URL; it needs neither
-    network nor key. When it ends, or we are told to, the bridge goes with everything the agent started. The exit
-    code is the agent's, and as that of `holdfast run` otherwise.
+    OPENAI_BASE_URL, ANTHROPIC_BASE_URL and GOOGLE_GEMINI_BASE_URL lead the agent to the bridge; it needs neither
+    network nor key. When the agent or this command ends, so do the bridge and everything the agent started. The
+    exit code is the agent's, and that of `holdfast run` otherwise.
     """
     provider = Upstream(upstream, _take_key(key_env), model=model, auth=auth)
     limits = Limits(
@@ -105,7 +105,7 @@ def command(
         pipe_stdin=forwards_stdin(None, tty=tty),
         user=user,
         overflow="block",
-        # Without its bridge the agent is of no use: it ends with us, however we end.
+        # The agent cannot work without its bridge: it ends with this program, however that ends.
         lifetime="connection",
         start_id=secrets.token_hex(8),
     )
@@ -138,7 +138,7 @@ async def _run(
 
 
 def agent_environment(ours: dict[str, str], bridges: dict[str, str], set_by_hand: set[str]) -> dict[str, str]:
-    """What --env says goes first, then the bridge; of our own environment no other key of a provider is left."""
+    """Return our environment without keys of providers, the bridge's variables over it, and --env over both."""
     kept = {name: value for name, value in ours.items() if name in set_by_hand or name not in _OTHER_KEYS}
     return kept | {name: value for name, value in bridges.items() if name not in set_by_hand}
 
@@ -155,11 +155,11 @@ async def _agent(
     foreground = Foreground(box.api, spec.process_id, tty=spec.tty, signals=signals)
     try:
         return await foreground.follow(forward_input=spec.pipe_stdin or spec.tty, timeout=timeout)
-    except Detached:
-        complain("the agent is ended: it cannot be left running without its bridge")
+    except ClientDetached:
+        complain("the agent was ended: it cannot run without its bridge")
         return OURS
     finally:
-        # Also what it left running beside itself.
+        # Also the processes that the agent left running.
         await asyncio.shield(box.api.terminate(spec.process_id, force=True))
 
 

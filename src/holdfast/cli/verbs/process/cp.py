@@ -1,6 +1,6 @@
-"""`holdfast cp`: files and trees between this machine and a sandbox, with a progress bar where somebody looks.
+"""`holdfast cp`: copies files and trees between this machine and a sandbox, with a progress bar on a terminal.
 
-The side that is in the sandbox has a colon before its path: an address holds colons itself, and has an option.
+The path in the sandbox begins with a colon. The address is an option, because it contains colons itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def command(
     sandbox: SandboxOption = LOCAL,
     user: Annotated[str | None, typer.Option(metavar="USER", help="Work on its files as this user.")] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress, and no word on what is left out.")
+        bool, typer.Option("--quiet", "-q", help="Print neither progress nor what is left out.")
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
@@ -67,7 +67,7 @@ async def _copy(sandbox: str, source: str, target: str, user: str | None, quiet:
             with _bar(f"{source} → {target}", shown=not quiet and STANDARD not in (source, target)) as progress:
                 result = await _transfer(api.files, source, target, user, progress)
         except (FileError, PermissionRefused, ResourceExhausted, LimitReached) as error:
-            # Of a local file the text says so.
+            # An error about a local file begins so.
             here = error.message.startswith("local file ")
             complain(error.message if here else f"in the sandbox: {error.message}")
             return FAILED
@@ -93,7 +93,7 @@ async def _transfer(
         if source == STANDARD:
             await _from_stdin(files, remote, user)
             return None
-        remote = await _into(files, remote, source, user)
+        remote = await _destination(files, remote, source, user)
         return await upload(files, source, remote, user=user, progress=progress)
     remote = _sandbox_path(source)
     if target == STANDARD:
@@ -110,13 +110,13 @@ def _sandbox_path(argument: str) -> str:
 
 
 def _own_name(path: str) -> str:
-    """The last name of a path; `dir/.` is what is in the directory, which has no name of its own."""
+    """Return the last name of a path; empty for `dir/.`, which names the contents of a directory."""
     name = os.path.basename(path.rstrip("/"))
     return "" if name in (".", "..") else name
 
 
-async def _into(files: FileApi, remote: str, source: str, user: str | None) -> str:
-    """Where it goes: under its own name into a directory that is there, else what was said."""
+async def _destination(files: FileApi, remote: str, source: str, user: str | None) -> str:
+    """Return the path to write: below `remote` under the source's name if that is a directory, else `remote`."""
     from holdfast.errors import FileNotFound, NotADirectory
 
     if remote.endswith("/"):
@@ -159,7 +159,7 @@ async def _to_stdout(files: FileApi, remote: str, user: str | None) -> None:
 
 @contextmanager
 def _bar(title: str, *, shown: bool) -> Iterator[Progress | None]:
-    """A progress bar on stderr, if that is a terminal; the tree is only measured for somebody who looks."""
+    """Show a progress bar if stderr is a terminal; only then is the size of the tree computed."""
     if not shown or not sys.stderr.isatty():
         yield None
         return

@@ -1,4 +1,4 @@
-"""`holdfast kill`: end processes with everything they started, or send them a signal."""
+"""`holdfast kill`: ends processes with everything they started, or sends them a signal."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def command(
 ) -> int:
     """End processes and everything they started, or send a signal.
 
-    Returns when nothing of them is left, and prints the id of each that was running. A process that has already
-    ended is no error; one that nobody knows is.
+    Returns when all of them have ended, and prints the id of each that was running. A process that has already
+    ended is no error; an unknown id is.
     """
     if bool(ids) == all:
-        raise typer.BadParameter("name the processes, or say --all.")
+        raise typer.BadParameter("name the processes, or pass --all.")
     if signal is not None and force:
         raise typer.BadParameter("--signal and --force exclude each other.")
     return run_async(_kill(sandbox, ids or [], force, grace, signal, as_json))
@@ -61,12 +61,12 @@ async def _kill(sandbox: str, ids: list[str], force: bool, grace: float, signal:
 
 
 async def _kill_one(api: ExecApi, process_id: str, force: bool, grace: float, signal: str | None) -> bool:
-    """Whether it was running."""
+    """Kill one process; whether it was running."""
     if signal is not None:
         await api.signal(process_id, signal)
         return True
     if await api.terminate(process_id, grace=grace, force=force):
         return True
-    # "Not running" also stands for an id that nobody knows; asking for it tells them apart.
+    # The reply is the same for an unknown id, for which `describe` raises an error.
     await api.describe(process_id)
     return False

@@ -1,4 +1,4 @@
-"""`holdfast logs`: what a process printed, byte for byte, each stream to its own descriptor."""
+"""`holdfast logs`: prints the output of a process, byte for byte, each stream to its own descriptor."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from holdfast.cli.support.typed_verb import run_async
 from holdfast.exec_api import ExecApi
 from holdfast.types import Closed, Exited, OutputChunk, OutputGap, ProcessEvent
 
-#: Each step of reading what is there; bounds what we hold.
+#: Bytes of one read; bounds the memory.
 _STEP_BYTES: Final = 1024 * 1024
 
 
 def command(
     process_id: Annotated[str, typer.Argument(metavar="ID")],
     sandbox: SandboxOption = LOCAL,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until all its output has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until its output has ended.")] = False,
     stdout: Annotated[bool, typer.Option("--stdout", help="Only its stdout.")] = False,
     stderr: Annotated[bool, typer.Option("--stderr", help="Only its stderr.")] = False,
-    since: Annotated[int, typer.Option(metavar="N", min=0, help="Only what came after event number N.")] = 0,
+    since: Annotated[int, typer.Option(metavar="N", min=0, help="Only output after event number N.")] = 0,
     as_json: JsonOption = False,
 ) -> int:
-    """Show what a process printed: its stdout on stdout, its stderr on stderr, the exact bytes.
+    """Print the output of a process: its stdout on stdout, its stderr on stderr, the exact bytes.
 
-    With --json a line for each event, with its number for --since; bytes are base64. Output that is no longer kept
-    is named on stderr.
+    With --json a line for each event, with its number for --since; bytes are base64. Output that is no longer
+    retained is reported on stderr.
     """
     if stdout == stderr:
         streams: tuple[str, ...] = ("stdout", "stderr", "pty")
@@ -49,11 +49,11 @@ async def _logs(
     async with open_exec(sandbox) as api:
         info = await api.describe(process_id)
         ends = {"stdout": info.stdout_bytes, "stderr": info.stderr_bytes, "pty": info.pty_bytes}
-        await show(api, process_id, None if follow else ends, streams=streams, since=since, as_json=as_json)
+        await print_output(api, process_id, None if follow else ends, streams=streams, since=since, as_json=as_json)
     return 0
 
 
-async def show(
+async def print_output(
     api: ExecApi,
     id: str,
     ends: dict[str, int] | None,
@@ -62,11 +62,13 @@ async def show(
     since: int = 0,
     as_json: bool = False,
 ) -> None:
-    """Print what is kept under this id up to the given end of each stream; without ends, until it is over."""
+    """Print the retained output up to the given end of each stream; without ends, until the streams close."""
     copy = _JsonLines(streams) if as_json else OutputCopy(streams)
     try:
         events = (
-            api.events(id, after_seq=since, window=WINDOW_BYTES) if ends is None else _kept(api, id, since, ends)
+            api.events(id, after_seq=since, window=WINDOW_BYTES)
+            if ends is None
+            else _retained(api, id, since, ends)
         )
         async with aclosing(events):
             async for event in events:
@@ -75,12 +77,12 @@ async def show(
         copy.close()
 
 
-async def _kept(
+async def _retained(
     api: ExecApi, process_id: str, since: int, ends: dict[str, int]
 ) -> AsyncGenerator[ProcessEvent, None]:
-    """Everything that is there now.
+    """Yield the output up to `ends`.
 
-    What is printed after we began is left out: a process that prints faster than we write would hold us for ever.
+    Later output is left out, because a process that prints faster than this program writes would never let it end.
     """
     while True:
         result = await api.read(process_id, after_seq=since, max_bytes=_STEP_BYTES)
@@ -90,13 +92,13 @@ async def _kept(
             if chunk.offset < ends[chunk.stream]:
                 yield chunk
         was_new = all(chunk.offset >= ends[chunk.stream] for chunk in result.chunks)
-        if (was_new and not result.gap) or result.next_seq - 1 == since:
+        if (was_new and not result.gap) or result.after_seq == since:
             return
-        since = result.next_seq - 1
+        since = result.after_seq
 
 
 class _JsonLines:
-    """A line for each event."""
+    """Prints each event as one line of JSON."""
 
     def __init__(self, streams: tuple[str, ...]) -> None:
         self._streams = streams
@@ -112,7 +114,7 @@ class _JsonLines:
 
 
 def as_object(event: ProcessEvent) -> dict[str, Any]:
-    """An event as `--json` prints it."""
+    """Return an event as `--json` prints it."""
     if isinstance(event, OutputChunk):
         chunk = base64.b64encode(event.data).decode()
         return {

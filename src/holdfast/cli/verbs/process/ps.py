@@ -1,4 +1,4 @@
-"""`holdfast ps`: the processes that run, or all that are kept; once, or as a table that follows them."""
+"""`holdfast ps`: lists the running processes, or all retained ones, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from holdfast.cli.support.process_listing import HEADER, Listing
 from holdfast.cli.support.running_server import may_be_helper
 from holdfast.cli.support.sandbox_option import LOCAL, JsonOption, SandboxOption, open_exec
 from holdfast.cli.support.text import on_terminal, rich_table, show_table
 from holdfast.cli.support.typed_verb import run_async
+from holdfast.cli.verbs.process.process_listing import HEADER, Listing
 from holdfast.exec_api import ExecApi
 from holdfast.launch.local_server import is_running
 
-#: Ages are shown in seconds, so a table that is older shows wrong ones.
+#: Ages are shown in seconds, so the table is refreshed every second.
 _REFRESH_SECONDS: Final = 1.0
 
 
 def command(
     sandbox: SandboxOption = LOCAL,
     all: Annotated[
-        bool, typer.Option("--all", "-a", help="Also those that ended and are kept, and Holdfast's own.")
+        bool, typer.Option("--all", "-a", help="Also those that ended and are retained, and Holdfast's own.")
     ] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow them until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh the list until Ctrl-C.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """List processes.
 
-    STATE is running, closing (the process ended, something that it started still holds its output) or ended; of a
-    terminal that knows its prompt, idle or busy. Proxies that Holdfast runs for a bridge or for a session's network
-    are listed with --all and in JSON, there with "internal": true. --json prints one array; with --watch one array
-    a line.
+    STATE is running, closing (the process ended, one that it started still holds its output) or ended; of a
+    terminal that reports its prompts, idle or busy. Proxies that Holdfast runs for a bridge or for a session's
+    network are listed with --all and in JSON, there with "internal": true. --json prints one array; with --watch
+    one array a line.
     """
     if sandbox == LOCAL and not watch and not is_running():
-        # No server, no processes: looking must not start one.
+        # Without a server there are no processes; listing must not start one.
         _show(Listing(), all, as_json)
         return 0
     return run_async(_ps(sandbox, all, watch, as_json))
@@ -48,10 +48,10 @@ async def _ps(sandbox: str, all: bool, watch: bool, as_json: bool) -> int:
         if watch and on_terminal() and not as_json:
             await _live(api, all)
         else:
-            _show(await _look(api), all, as_json)
+            _show(await _listing(api), all, as_json)
             while watch:
                 await asyncio.sleep(_REFRESH_SECONDS)
-                _show(await _look(api), all, as_json)
+                _show(await _listing(api), all, as_json)
     return 0
 
 
@@ -60,12 +60,12 @@ async def _live(api: ExecApi, all: bool) -> None:
 
     with Live(auto_refresh=False, screen=True) as live:
         while True:
-            table = (await _look(api)).rows(all=all, now=time.time())
+            table = (await _listing(api)).rows(all=all, now=time.time())
             live.update(rich_table(HEADER, table, live.console.width), refresh=True)
             await asyncio.sleep(_REFRESH_SECONDS)
 
 
-async def _look(api: ExecApi) -> Listing:
+async def _listing(api: ExecApi) -> Listing:
     processes, terminals = await asyncio.gather(api.list(), api.list_terminals())
     # Requested only if it matters: the server examines its machine for the reply.
     holdfast = (await api.info()).holdfast if any(may_be_helper(info.argv) for info in processes) else ()

@@ -1,10 +1,10 @@
 """`run`, `ps`, `logs`, `wait` and `kill` on this machine's running server, without an event loop.
 
 Importing typer, asyncio and the client takes several times as long as the call itself. The functions here parse the
-common options, talk JSON over the server's socket, and return an exit code. They return None for everything else
-(another sandbox, a terminal, help, a server that does not run yet), and the full verb does it. `run` can also hand
-over in the middle, because output is addressed by offset: on a signal, on input, on much output, or when the
-connection breaks. Standard library only.
+common options, send JSON over the server's socket, and return an exit code. They return None in all other cases
+(another sandbox, a terminal, help, no running server), and the full verb runs. `run` can also hand over later,
+because output is addressed by offset: on a signal, on input, on much output, or when the connection breaks.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-#: More output than this goes through the full verb: MessagePack and larger pieces outweigh its start.
+#: More output than this is left to the full verb: MessagePack and larger pieces outweigh its start.
 HAND_OVER_BYTES = 256 * 1024
-#: A pipe that polls writable takes this much without blocking (PIPE_BUF).
+#: A pipe that polls writable accepts this much without blocking (PIPE_BUF).
 _SURE_BYTES = 4_096
 _RECEIVE_BYTES = 256 * 1024
 #: One step of `logs`, as in the full verb.
@@ -54,10 +54,10 @@ def main(verb: str, arguments: Sequence[str]) -> int | None:
         return None
     if connection is None:
         return None
-    with Connection(connection) as server:
+    with JsonRpcConnection(connection) as server:
         try:
             return VERBS[verb](server, options)
-        except ServerError as error:
+        except ErrorReply as error:
             return _fail(verb, error)
         except BrokenPipeError:
             return _unread()
@@ -122,7 +122,7 @@ def _parse(arguments: Sequence[str], known: dict[str, bool], *, stop_at_command:
 # --- the connection -----------------------------------------------------------------------------------------------
 
 
-class ServerError(Exception):
+class ErrorReply(Exception):
     """An error that the server returned: its code, message and data."""
 
     def __init__(self, error: dict[str, Any]) -> None:
@@ -131,7 +131,7 @@ class ServerError(Exception):
         self.data: object = error.get("data")
 
 
-class Connection:
+class JsonRpcConnection:
     """JSON-RPC over the server's socket, one request at a time."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -141,7 +141,7 @@ class Connection:
         self.send("initialize", {"clientName": "holdfast-cli"})
         self._notify("initialized")
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> JsonRpcConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -163,7 +163,7 @@ class Connection:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def call(self, method: str, params: dict[str, Any]) -> Any:
-        """Send a request and wait for its result. Raises `ServerError`, or `ConnectionError` if the server goes."""
+        """Send a request and wait for its result. Raises `ErrorReply`, or `ConnectionError` at end of file."""
         number = self.send(method, params)
         while True:
             for message in self.receive():
@@ -171,7 +171,7 @@ class Connection:
                     return result_of(message)
 
     def receive(self) -> Iterator[dict[str, Any]]:
-        """Wait for the next bytes; the messages that they complete."""
+        """Wait for the next bytes, and yield the messages that they complete."""
         data = self._socket.recv(_RECEIVE_BYTES)
         if not data:
             raise ConnectionResetError("the server closed the connection")
@@ -183,11 +183,11 @@ class Connection:
 
 def result_of(reply: dict[str, Any]) -> Any:
     if "error" in reply:
-        raise ServerError(reply["error"])
+        raise ErrorReply(reply["error"])
     return reply.get("result")
 
 
-def _fail(verb: str, error: ServerError) -> int:
+def _fail(verb: str, error: ErrorReply) -> int:
     """Print the server's error as the full verb would, and return its exit code."""
     from holdfast.cli.support.exit_codes import FAILED, OURS, describe, exit_code_of
     from holdfast.cli.support.text import complain
@@ -210,15 +210,15 @@ def _unread() -> int:
 # --- run ----------------------------------------------------------------------------------------------------------
 
 
-def _run(server: Connection, options: dict[str, Any]) -> int | None:
+def _run(server: JsonRpcConnection, options: dict[str, Any]) -> int | None:
     argv = options[""]
     if not argv or ("--stdin" in options and "--no-stdin" in options):
         return None
     if any("=" not in each or each.startswith("=") for each in options["--env"]):
         return None  # a variable of ours, which may be missing
     detach = "--detach" in options
-    asked = True if "--stdin" in options else False if "--no-stdin" in options else None
-    forwards = bool(asked) if detach else forwards_stdin(asked, tty=False) and not _is_at_end(STDIN)
+    option = True if "--stdin" in options else False if "--no-stdin" in options else None
+    forwards = bool(option) if detach else forwards_stdin(option, tty=False) and not _is_at_end(STDIN)
     params = {
         "processId": options.get("--id") or generated_id(argv[0]),
         "argv": argv,
@@ -240,32 +240,32 @@ def _run(server: Connection, options: dict[str, Any]) -> int | None:
             return _guarded(lambda run: run.start_again(params))
         print(params["processId"], flush=True)
         return 0
-    return _Run(server, params, forwards).follow()
+    return _QuickRun(server, params, forwards).follow()
 
 
 def _guarded(work: Callable[[ModuleType], int]) -> int:
-    """Go on with the module of the full verb."""
+    """Continue in the module of the full verb."""
     from holdfast.cli.support.typed_verb import guarded
     from holdfast.cli.verbs.process import run
 
     return guarded("run", lambda: work(run))
 
 
-class _Run:
-    """A command in the foreground: its output copied until it ends, or handed over to the full verb."""
+class _QuickRun:
+    """A command in the foreground: copies its output until it ends, or hands over to the full verb."""
 
-    def __init__(self, server: Connection, params: dict[str, Any], forwards: bool) -> None:
+    def __init__(self, server: JsonRpcConnection, params: dict[str, Any], forwards: bool) -> None:
         self._server = server
         self._params = params
         self._forwards = forwards
-        #: By stream: how much of it is on our descriptor.
+        #: Bytes of each stream that were written to our descriptor.
         self._written = {"stdout": 0, "stderr": 0}
         self._after_seq = 0
         self._signals, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._catch(wake)
 
     def _catch(self, wake: int) -> None:
-        """Collect signals in a pipe from now on: they are the command's, and the full verb passes them on."""
+        """Collect signals in a pipe from now on: they are for the command, and the full verb forwards them."""
         import signal
 
         for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGWINCH"):
@@ -295,7 +295,7 @@ class _Run:
         return self._hand_over()
 
     def _copy(self, chunk: dict[str, Any]) -> bool:
-        """Write a chunk to our descriptor. False if the full verb must go on with it."""
+        """Write a chunk to our descriptor. False if the full verb must continue."""
         import binascii
 
         stream, offset = chunk["stream"], chunk["offset"]
@@ -329,7 +329,7 @@ class _Run:
 
 
 def _is_at_end(fd: int) -> bool:
-    """Whether a descriptor that is to be read has nothing to give, now and later. Reads nothing."""
+    """Whether a descriptor is at its end of file for good. Reads nothing."""
     try:
         found = os.fstat(fd)
         if stat.S_ISCHR(found.st_mode):
@@ -346,12 +346,12 @@ def _is_at_end(fd: int) -> bool:
 # --- ps, logs, wait, kill -----------------------------------------------------------------------------------------
 
 
-def _ps(server: Connection, options: dict[str, Any]) -> int | None:
+def _ps(server: JsonRpcConnection, options: dict[str, Any]) -> int | None:
     import time
 
-    from holdfast.cli.support.process_listing import HEADER, Listing
     from holdfast.cli.support.running_server import may_be_helper
     from holdfast.cli.support.text import show_table
+    from holdfast.cli.verbs.process.process_listing import HEADER, Listing
 
     if options[""]:
         return None
@@ -366,7 +366,7 @@ def _ps(server: Connection, options: dict[str, Any]) -> int | None:
     return 0
 
 
-def _logs(server: Connection, options: dict[str, Any]) -> int | None:
+def _logs(server: JsonRpcConnection, options: dict[str, Any]) -> int | None:
     import binascii
 
     if len(options[""]) != 1:
@@ -396,9 +396,7 @@ def _chosen_streams(stdout: bool, stderr: bool) -> tuple[str, ...]:
     return ("stdout", "pty") if stdout else ("stderr",)
 
 
-def _wait(server: Connection, options: dict[str, Any]) -> int | None:
-    from holdfast.cli.support.text import complain
-
+def _wait(server: JsonRpcConnection, options: dict[str, Any]) -> int | None:
     if len(options[""]) != 1:
         return None
     (id,) = options[""]
@@ -412,12 +410,15 @@ def _wait(server: Connection, options: dict[str, Any]) -> int | None:
         status = {} if running else {"exitCode": ended["exitCode"], "signal": ended["signal"]}
         print(json.dumps({"processId": id, "running": running, **status}), flush=True)
     if running:
+        from holdfast.cli.support.exit_codes import TIMED_OUT
+        from holdfast.cli.support.text import complain
+
         complain(f"{id} still runs after {seconds or 0:g} s")
-        return 124
+        return TIMED_OUT
     return int(ended["exitCode"])
 
 
-def _kill(server: Connection, options: dict[str, Any]) -> int | None:
+def _kill(server: JsonRpcConnection, options: dict[str, Any]) -> int | None:
     grace = _number(options.get("--grace", "5"))
     # Several processes end at the same time in the full verb, and their grace periods with them.
     if len(options[""]) != 1 or grace is None or ("--signal" in options and "--force" in options):
@@ -447,7 +448,7 @@ def _number(text: str | None) -> float | None:
     return value if 0 <= value < float("inf") else None
 
 
-VERBS: dict[str, Callable[[Connection, dict[str, Any]], int | None]] = {
+VERBS: dict[str, Callable[[JsonRpcConnection, dict[str, Any]], int | None]] = {
     "run": _run,
     "ps": _ps,
     "logs": _logs,

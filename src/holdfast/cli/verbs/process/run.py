@@ -1,6 +1,6 @@
-"""`holdfast run`: start a command, stream what it prints byte for byte, exit with its code.
+"""`holdfast run`: starts a command, streams its output byte for byte, and exits with its code.
 
-What runs is a process of the server, not a child of ours: when we are hung up or detach, it goes on.
+The command is a process of the server, not a child of this program: it survives a hangup and a detach.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import typer
 
 from holdfast.cli.support.command_request import STDERR, STDIN, STDOUT, environment, forwards_stdin, generated_id
 from holdfast.cli.support.exit_codes import OURS
-from holdfast.cli.support.foreground import Detached, Foreground, SignalQueue
+from holdfast.cli.support.foreground import ClientDetached, Foreground, SignalQueue
 from holdfast.cli.support.own_terminal import DETACH_NAME, terminal_size
 from holdfast.cli.support.sandbox_option import LOCAL, JsonOption, SandboxOption, is_this_machine, open_exec
 from holdfast.cli.support.text import complain
@@ -43,14 +43,14 @@ def command(
         bool | None,
         typer.Option(
             "--stdin/--no-stdin",
-            help="Pass our stdin on (default: if it is no terminal); with --detach, keep its stdin open.",
+            help="Forward our stdin (default: if it is no terminal); with --detach, keep its stdin open.",
         ),
     ] = None,
     cwd: Annotated[
         str | None, typer.Option(metavar="DIR", help="Working directory (default here: the current one).")
     ] = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable.")] = None,
-    id: Annotated[str | None, typer.Option(metavar="ID", help="Name it; otherwise a name is made up.")] = None,
+    id: Annotated[str | None, typer.Option(metavar="ID", help="Its id (default: generated).")] = None,
     user: Annotated[str | None, typer.Option(metavar="USER", help="Run it as this user.")] = None,
     limit: Annotated[
         list[str] | None,
@@ -61,30 +61,30 @@ def command(
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Run a command, stream what it prints, exit with its code.
+    """Run a command, stream its output, exit with its code.
 
     The exit code is the command's, 128+n after signal n, 124 after the timeout, 126 if it cannot be executed, 127
-    if it is not found, and 125 if holdfast or the way to the sandbox failed. The first Ctrl-C interrupts the
-    command, the second ends it with everything it started. When the terminal is hung up, the command goes on.
+    if it is not found, and 125 if holdfast or the connection failed. The first Ctrl-C interrupts the command, the
+    second ends it with everything it started. When the terminal is hung up, the command continues.
     --json is for --detach.
     """
     if detach and timeout is not None:
-        raise InvalidParams("--timeout needs somebody who waits: it cannot be used with --detach")
+        raise InvalidParams("--timeout cannot be used with --detach, which does not wait")
     if as_json and not detach:
-        raise InvalidParams("--json cannot be used with a command's own output: it is for --detach")
+        raise InvalidParams("--json is for --detach: the output is the command's own")
     here = is_this_machine(sandbox)
     spec = ProcessSpec(
         process_id=id or generated_id(argv[0]),
         argv=tuple(argv),
         cwd=cwd if cwd is not None else os.getcwd() if here else None,
         env=environment(env or [], here=here, tty=tty),
-        # Where our own environment means nothing, what is set here is laid over the sandbox's.
+        # Elsewhere than on this machine, the variables of --env are added to the sandbox's environment.
         env_policy=None if here else EnvPolicy(ignore_default_excludes=True),
         tty=tty,
         size=(terminal_size(STDIN, STDOUT, STDERR) or TerminalSize()) if tty else None,
         pipe_stdin=bool(stdin) if detach else forwards_stdin(stdin, tty=tty),
         user=user,
-        # In the foreground the command waits for the reader of our stdout without a limit, as on any pipe.
+        # In the foreground the command blocks until our stdout is read, as on any pipe.
         overflow="follow" if detach else "block",
         limits=limits(limit) if limit else None,
         start_id=secrets.token_hex(8),
@@ -95,16 +95,16 @@ def command(
 
 
 def start_again(params: Mapping[str, Any]) -> int:
-    """`run --detach` of a command that may have started: the request is repeated under its `startId`."""
+    """Repeat `run --detach` of a command that may have started, under the same `startId`."""
     return run_async(_start(LOCAL, msgspec.convert(params, ProcessSpec), as_json=False))
 
 
 def follow_again(
     params: Mapping[str, Any], *, forward_input: bool, after_seq: int, written: Mapping[str, int], caught: int
 ) -> int:
-    """Go on with a command that `quick` has started, after event `after_seq` and `written` bytes of each stream.
+    """Continue a command that `quick` has started, after event `after_seq` and `written` bytes of each stream.
 
-    `caught` is a pipe with the numbers of the signals that came meanwhile.
+    `caught` is a pipe with the numbers of the signals received so far.
     """
     spec = msgspec.convert(params, ProcessSpec)
     return run_async(_run(LOCAL, spec, forward_input, None, 0.0, after_seq, written, caught))
@@ -136,20 +136,20 @@ async def _run(
                 return await foreground.follow(
                     after_seq=after_seq, forward_input=forward_input, timeout=timeout, grace=grace
                 )
-            except Detached:
-                complain(f"detached; `holdfast attach {spec.process_id}` comes back")
+            except ClientDetached:
+                complain(f"detached; `holdfast attach {spec.process_id}` reattaches")
                 return 0 if spec.tty else OURS
 
 
 def limits(assignments: list[str]) -> Limits:
-    """`memory_bytes=2G`, `open-files=64` ... as `Limits`."""
+    """Parse `memory_bytes=2G`, `open-files=64` ... into `Limits`."""
     values: dict[str, int] = {}
     for assignment in assignments:
         name, _, amount = assignment.partition("=")
         field = name.replace("-", "_")
         if field not in Limits.__struct_fields__:
             raise InvalidParams(f"--limit {name}: unknown; there are {', '.join(Limits.__struct_fields__)}")
-        # Some limits are no sizes: nice=-5.
+        # Some limits are not sizes: nice=-5.
         sign, digits = (-1, amount[1:]) if amount.startswith("-") else (1, amount)
         try:
             values[field] = sign * parse_size(digits)

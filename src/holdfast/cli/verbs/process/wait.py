@@ -1,4 +1,4 @@
-"""`holdfast wait`: wait for a process that runs, or look up how it ended, and exit with its code."""
+"""`holdfast wait`: waits for a process, unless it has ended, and exits with its code."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def command(
     process_id: Annotated[str, typer.Argument(metavar="ID")],
     sandbox: SandboxOption = LOCAL,
     timeout: Annotated[
-        float | None, typer.Option(metavar="S", min=0, help="Give up after S seconds; exit code 124, it goes on.")
+        float | None, typer.Option(metavar="S", min=0, help="Stop waiting after S seconds; exit code 124.")
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Wait for a process and exit with its code.
 
-    128+n after signal n, 124 after the timeout (the process goes on), 125 if holdfast failed.
+    128+n after signal n, 124 after the timeout (the process keeps running), 125 if holdfast failed.
     """
     return run_async(_wait(sandbox, process_id, timeout, as_json))
 

@@ -1,4 +1,4 @@
-"""`holdfast bundle`: make the tar that is put into sandboxes, or find it in the cache, and tell where it is."""
+"""`holdfast bundle`: makes the tar that is installed in sandboxes, unless it is cached, and prints its path."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def command(
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Make the tree that is put into sandboxes without Python, as one compressed tar.
+    """Make the tree that is installed in sandboxes without Python, as one compressed tar.
 
-    It is made of the Python that runs this command, for machines of this kind, and kept in the cache of the user.
+    It is made of the Python that runs this command, for machines of this kind, and stored in the user's cache.
     """
     # Imported here: `holdfast bundle --help` need not load it.
     from holdfast.sandboxes.install.bundle import make_bundle, make_package, write_atomically
@@ -36,8 +36,8 @@ def command(
         write_atomically(output, made.path.read_bytes())
         path = os.path.abspath(output)
     if as_json:
-        told = {"path": path, "size": made.size, "sha256": made.sha256, "machine": made.machine, "kind": made.kind}
-        print(json.dumps(told))
+        shown = {"path": path, "size": made.size, "sha256": made.sha256, "machine": made.machine, "kind": made.kind}
+        print(json.dumps(shown))
         return 0
     for name, value in (
         ("path", path),

@@ -1,7 +1,7 @@
-"""`holdfast doctor`: what this machine offers to the server, what is missing, and what that means.
+"""`holdfast doctor`: shows which features of this machine the server can use, and the effect of missing ones.
 
-Each probe looks at one thing, changes nothing, and returns a `Finding`. A probe never fails: what cannot be found
-out is a finding too.
+Each probe examines one feature, changes nothing, and returns a `Diagnosis`. A probe never fails: an unknown result
+is a diagnosis too.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from holdfast.cli.support.text import amount, show_table
 from holdfast.config import ExecServerConfig
 from holdfast.errors import ResourceExhausted
 from holdfast.runtime.output.spool import choose_place, room_in
+from holdfast.sandboxes.registry import KINDS
 from holdfast.types import Struct
 
 State = Literal["ok", "limited", "missing"]
 
 HEADER: Final = ("WHAT", "STATE", "FOUND", "MEANS")
-#: What an engine or another program may take to answer; a daemon that hangs must not hang us.
+#: The limit for an engine or another program to answer; a daemon may hang.
 _PROGRAM_SECONDS: Final = 5.0
 _PR_GET_CHILD_SUBREAPER: Final = 37
 #: Below this a flood of a few processes fills the spool: Docker gives 64 MiB.
@@ -36,8 +37,8 @@ _ENOUGH_SHM_BYTES: Final = 256 * 1024 * 1024
 _ENOUGH_DESCRIPTORS: Final = 65_536
 
 
-class Finding(Struct, frozen=True):
-    """One thing that was looked at. `means` says what follows for holdfast."""
+class Diagnosis(Struct, frozen=True):
+    """One feature of the machine. `means` is its effect on holdfast."""
 
     name: str
     state: State
@@ -46,7 +47,7 @@ class Finding(Struct, frozen=True):
 
 
 def command(as_json: JsonOption = False) -> int:
-    """Tell what this machine offers and what is missing."""
+    """Show what this machine offers and what is missing."""
     findings = examine()
     if as_json:
         print(msgspec.json.encode(findings).decode())
@@ -55,8 +56,8 @@ def command(as_json: JsonOption = False) -> int:
     return 0
 
 
-def examine() -> list[Finding]:
-    """Everything, in the order in which it is shown."""
+def examine() -> list[Diagnosis]:
+    """Return the results of all probes, in the order of the table."""
     findings = [probe() for probe in PROBES] + enforcement()
     return findings + [tool(*row) for row in TOOLS] + [engine(*row) for row in ENGINES]
 
@@ -64,180 +65,186 @@ def examine() -> list[Finding]:
 # --- the interpreter and the kernel ----------------------------------------------------------------------------
 
 
-def python() -> Finding:
-    return Finding("Python", "ok", f"{platform.python_version()} ({sys.executable})", "runs holdfast")
+def python() -> Diagnosis:
+    return Diagnosis("Python", "ok", f"{platform.python_version()} ({sys.executable})", "runs holdfast")
 
 
-def kernel() -> Finding:
+def kernel() -> Diagnosis:
     found = f"{platform.system()} {platform.release()} {platform.machine()}"
     if sys.platform == "linux":
-        return Finding("kernel", "ok", found, "can run the server")
-    return Finding("kernel", "limited", found, "the client works here; the server needs Linux")
+        return Diagnosis("kernel", "ok", found, "can run the server")
+    return Diagnosis("kernel", "limited", found, "the client works here; the server needs Linux")
 
 
-def pidfd() -> Finding:
+def pidfd() -> Diagnosis:
     opener = getattr(os, "pidfd_open", None)
     if opener is not None:
         try:
             os.close(opener(os.getpid()))
         except OSError as error:
-            return Finding("pidfd", "missing", str(error.strerror), "the end of a process cannot be watched")
-        return Finding("pidfd", "ok", "pidfd_open", "the kernel tells when a process ends")
-    return Finding("pidfd", "missing", "not in this Python", "the server needs Linux 5.3 or newer")
+            return Diagnosis("pidfd", "missing", str(error.strerror), "the end of a process cannot be observed")
+        return Diagnosis("pidfd", "ok", "pidfd_open", "the kernel reports the end of a process")
+    return Diagnosis("pidfd", "missing", "not in this Python", "the server needs Linux 5.3 or newer")
 
 
-def subreaper() -> Finding:
+def subreaper() -> Diagnosis:
     flag = ctypes.c_int()
     try:
         done = _libc().prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(flag), 0, 0, 0)
     except (OSError, AttributeError):
         done = -1
     if done == 0:
-        return Finding("subreaper", "ok", "prctl", "orphans of a process come back to the server")
-    return Finding("subreaper", "missing", "prctl refused", "double-forked children are found by their mark only")
+        return Diagnosis("subreaper", "ok", "prctl", "orphans of a process become children of the server")
+    return Diagnosis("subreaper", "missing", "prctl refused", "double-forked children are found only by their mark")
 
 
-def user_namespaces() -> Finding:
+def user_namespaces() -> Diagnosis:
     most = _read("/proc/sys/user/max_user_namespaces")
     switch = _read("/proc/sys/kernel/unprivileged_userns_clone")
     restricted = _read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
     if not os.path.exists("/proc/self/ns/user") or most == "0":
-        return Finding("user namespaces", "missing", f"max {most or '-'}", "bubblewrap works for root only")
+        return Diagnosis("user namespaces", "missing", f"max {most or '-'}", "bubblewrap works for root only")
     if switch == "0" or restricted == "1":
-        return Finding("user namespaces", "limited", "root only", "bubblewrap works for root only")
-    return Finding("user namespaces", "ok", f"max {most or 'unknown'}", "bubblewrap works for every user")
+        return Diagnosis("user namespaces", "limited", "root only", "bubblewrap works for root only")
+    return Diagnosis("user namespaces", "ok", f"max {most or 'unknown'}", "bubblewrap works for every user")
 
 
-# --- how much there is -----------------------------------------------------------------------------------------
+# --- resources -------------------------------------------------------------------------------------------------
 
 
-def terminals() -> Finding:
+def terminals() -> Diagnosis:
     used, most = _read("/proc/sys/kernel/pty/nr"), _read("/proc/sys/kernel/pty/max")
     try:
         os.close(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
     except OSError as error:
-        return Finding("PTY", "missing", f"/dev/ptmx: {error.strerror}", "no process can have a terminal")
-    return Finding("PTY", "ok", f"{used or '?'} of {most or '?'} in use", "processes can have terminals")
+        return Diagnosis("PTY", "missing", f"/dev/ptmx: {error.strerror}", "no process can have a terminal")
+    return Diagnosis("PTY", "ok", f"{used or '?'} of {most or '?'} in use", "processes can have terminals")
 
 
-def descriptors() -> Finding:
+def descriptors() -> Diagnosis:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     found = f"soft {_limit(soft)}, hard {_limit(hard)}"
     if most >= _ENOUGH_DESCRIPTORS:
-        return Finding("descriptors", "ok", found, "the server raises its own limit; thousands of processes fit")
-    return Finding("descriptors", "limited", found, f"about {most // 8} processes at once")
+        return Diagnosis(
+            "descriptors", "ok", found, "the server raises its own limit; enough for thousands of processes"
+        )
+    return Diagnosis("descriptors", "limited", found, f"about {most // 8} processes at once")
 
 
-def shared_memory() -> Finding:
+def shared_memory() -> Diagnosis:
     try:
         room = os.statvfs("/dev/shm")
     except OSError as error:
-        return Finding("/dev/shm", "missing", str(error.strerror), "output is kept on disk")
+        return Diagnosis("/dev/shm", "missing", str(error.strerror), "output is stored on disk")
     total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
     found = f"{amount(free)} free of {amount(total)}"
     if not os.access("/dev/shm", os.W_OK):
-        return Finding("/dev/shm", "missing", f"{found}, not writable", "output is kept on disk")
+        return Diagnosis("/dev/shm", "missing", f"{found}, not writable", "output is stored on disk")
     if free < _ENOUGH_SHM_BYTES:
-        return Finding("/dev/shm", "limited", found, "little room for output; set spool_directory or enlarge it")
-    return Finding("/dev/shm", "ok", found, "output is kept in memory")
+        return Diagnosis("/dev/shm", "limited", found, "little space for output; set spool_directory or enlarge it")
+    return Diagnosis("/dev/shm", "ok", found, "output is stored in memory")
 
 
-def spool() -> Finding:
+def spool() -> Diagnosis:
     chosen = os.environ.get("HOLDFAST_SPOOL_DIRECTORY")
     if chosen:
         state: State = "ok" if os.access(chosen, os.W_OK) else "missing"
-        return Finding("spool", state, f"{chosen} (set)", "where output is kept")
+        return Diagnosis("spool", state, f"{chosen} (set)", "holds the output")
     try:
-        place = choose_place(ExecServerConfig().spool_minimum_bytes)
+        chosen = choose_place(ExecServerConfig().spool_minimum_bytes)
     except ResourceExhausted as error:
-        return Finding("spool", "missing", str(error), "set spool_directory")
-    room = f"{place}, {amount(room_in(place) or 0)} free"
-    state = "ok" if place == "/dev/shm" else "limited"
-    return Finding("spool", state, room, "where output is kept unless spool_directory is set")
+        return Diagnosis("spool", "missing", str(error), "set spool_directory")
+    room = f"{chosen}, {amount(room_in(chosen) or 0)} free"
+    state = "ok" if chosen == "/dev/shm" else "limited"
+    return Diagnosis("spool", state, room, "holds the output unless spool_directory is set")
 
 
 # --- control groups --------------------------------------------------------------------------------------------
 
 
-def cgroup_v2() -> Finding:
+def cgroup_v2() -> Diagnosis:
     mount = _cgroup_mount("cgroup2")
     if mount is None:
-        return Finding("cgroup v2", "missing", "not mounted", "processes are contained by mark, tree and subreaper")
+        return Diagnosis("cgroup v2", "missing", "not mounted", "processes are found by mark, tree and subreaper")
     own = _own_cgroup(mount)
     if os.access(own, os.W_OK) and os.access(os.path.join(own, "cgroup.procs"), os.W_OK):
-        return Finding("cgroup v2", "ok", f"{own}, writable", "each process can get a cgroup of its own")
-    return Finding("cgroup v2", "limited", f"{own}, not writable", "processes are contained without cgroups")
+        return Diagnosis("cgroup v2", "ok", f"{own}, writable", "each process can get a cgroup of its own")
+    return Diagnosis("cgroup v2", "limited", f"{own}, not writable", "processes are contained without cgroups")
 
 
-def cgroup_kill() -> Finding:
+def cgroup_kill() -> Diagnosis:
     mount = _cgroup_mount("cgroup2")
     if mount is None:
-        return Finding("cgroup.kill", "missing", "no cgroup v2", "trees are killed process by process")
-    # The root group has no such file: look into ours, or into any that is there.
-    places = [_own_cgroup(mount), *(entry.path for entry in os.scandir(mount) if entry.is_dir())]
-    if any(os.path.exists(os.path.join(place, "cgroup.kill")) for place in places):
-        return Finding("cgroup.kill", "ok", "there", "a whole tree is killed in one write")
+        return Diagnosis("cgroup.kill", "missing", "no cgroup v2", "trees are killed process by process")
+    # The root group has no such file: test our own group, or any other.
+    groups = [_own_cgroup(mount), *(entry.path for entry in os.scandir(mount) if entry.is_dir())]
+    if any(os.path.exists(os.path.join(group, "cgroup.kill")) for group in groups):
+        return Diagnosis("cgroup.kill", "ok", "exists", "a whole tree is killed in one write")
     if _kernel_version() >= (5, 14):
-        return Finding("cgroup.kill", "ok", f"Linux {platform.release()}", "a whole tree is killed in one write")
-    return Finding("cgroup.kill", "missing", f"Linux {platform.release()}", "needs 5.14; killed process by process")
+        return Diagnosis("cgroup.kill", "ok", f"Linux {platform.release()}", "a whole tree is killed in one write")
+    return Diagnosis(
+        "cgroup.kill", "missing", f"Linux {platform.release()}", "needs 5.14; killed process by process"
+    )
 
 
-def cgroup_v1() -> Finding:
+def cgroup_v1() -> Diagnosis:
     mount = _cgroup_mount("cgroup", "freezer")
     if mount is None:
-        return Finding("cgroup v1 freezer", "missing", "not mounted", "not needed where cgroup v2 is writable")
+        return Diagnosis("cgroup v1 freezer", "missing", "not mounted", "not needed where cgroup v2 is writable")
     if os.access(mount, os.W_OK):
-        return Finding("cgroup v1 freezer", "ok", f"{mount}, writable", "a tree can be frozen, then killed")
-    return Finding("cgroup v1 freezer", "limited", f"{mount}, not writable", "processes are contained without it")
+        return Diagnosis("cgroup v1 freezer", "ok", f"{mount}, writable", "a tree can be frozen, then killed")
+    return Diagnosis("cgroup v1 freezer", "limited", f"{mount}, not writable", "processes are contained without it")
 
 
-# --- what can be enforced --------------------------------------------------------------------------------------
+# --- confinement ----------------------------------------------------------------------------------------------
 
 
-def enforcement() -> list[Finding]:
-    """Each thing that a confinement may ask for, tried; docs/confinement.md says what it is good for."""
+def enforcement() -> list[Diagnosis]:
+    """Try each feature that a confinement may use; docs/confinement.md describes them."""
     if sys.platform != "linux":
         return []
-    from holdfast.runtime.confine.offers import offers
+    from holdfast.runtime.confine.features import detect_features
 
-    return [_offered(*offer) for offer in offers()]
+    return [_offered(*feature) for feature in detect_features()]
 
 
-def _offered(word: str, missing: str) -> Finding:
+def _offered(word: str, missing: str) -> Diagnosis:
     name, _, version = word.partition(":")
     shown, means = ENFORCED[name]
     if missing:
-        return Finding(shown, "missing", missing, f"a confinement cannot have {means}")
-    return Finding(shown, "ok", f"ABI {version}, tried" if version else "tried", f"a confinement can have {means}")
+        return Diagnosis(shown, "missing", missing, f"a confinement cannot have {means}")
+    return Diagnosis(
+        shown, "ok", f"ABI {version}, tried" if version else "tried", f"a confinement can have {means}"
+    )
 
 
 # --- programs --------------------------------------------------------------------------------------------------
 
 
-def tool(program: str, version_flag: str, means: str) -> Finding:
-    """A program that holdfast can use."""
+def tool(program: str, version_flag: str, means: str) -> Diagnosis:
+    """Return whether a program that holdfast can use is installed."""
     path = shutil.which(program)
     if path is None:
-        return Finding(program, "missing", "not found", f"without it: no {means}")
-    return Finding(program, "ok", f"{path} {_first_line([path, version_flag])}".strip(), means)
+        return Diagnosis(program, "missing", "not found", f"without it: no {means}")
+    return Diagnosis(program, "ok", f"{path} {_first_line([path, version_flag])}".strip(), means)
 
 
-def engine(program: str, question: tuple[str, ...], means: str, version: str = "") -> Finding:
-    """A client program, and whether the engine that it talks to answers.
+def engine(program: str, arguments: tuple[str, ...], means: str, version: str = "") -> Diagnosis:
+    """Return whether a client program is installed and its engine answers.
 
-    It answers with a line, or, if `version` is given, with JSON that has the engine's version under these keys.
+    The program prints a line, or, if `version` is given, JSON with the engine's version under these keys.
     """
     path = shutil.which(program)
     if path is None:
-        return Finding(program, "missing", "not found", f"without it: no {means}")
-    answer, said = _ask([path, *question], version)
-    if answer:
-        return Finding(program, "ok", f"{path}, engine {said}", means)
-    return Finding(program, "limited", f"{path}, engine does not answer: {said}", f"no {means} until it answers")
+        return Diagnosis(program, "missing", "not found", f"without it: no {means}")
+    succeeded, text = _query([path, *arguments], version)
+    if succeeded:
+        return Diagnosis(program, "ok", f"{path}, engine {text}", means)
+    return Diagnosis(program, "limited", f"{path}, engine does not answer: {text}", f"no {means} until it answers")
 
 
-PROBES: Final[tuple[Callable[[], Finding], ...]] = (
+PROBES: Final[tuple[Callable[[], Diagnosis], ...]] = (
     python,
     kernel,
     pidfd,
@@ -251,7 +258,7 @@ PROBES: Final[tuple[Callable[[], Finding], ...]] = (
     cgroup_v1,
     user_namespaces,
 )
-#: By the words of `confine.offers`.
+#: By the names of `confine.features`: the name in the table, and the feature.
 ENFORCED: Final = {
     "bubblewrap": ("bubblewrap jail", "a root and namespaces of its own"),
     "landlock": ("Landlock", "rights on paths, without a root of its own"),
@@ -265,26 +272,26 @@ ENFORCED: Final = {
     "noexec": ("noexec mounts", "a list of programs that may be executed"),
 }
 TOOLS: Final = (
-    ("bash", "--version", "shells whose state persists"),
+    ("bash", "--version", "shells with persistent state"),
     ("zsh", "--version", "zsh terminals"),
     ("dash", "", "dash shells"),
-    ("bwrap", "--version", "bubblewrap jails (bwrap:DIRECTORY)"),
-    ("ssh", "-V", "sandboxes over ssh (ssh:USER@HOST)"),
+    ("bwrap", "--version", f"bubblewrap jails ({KINDS['bwrap'].form})"),
+    ("ssh", "-V", f"sandboxes over ssh ({KINDS['ssh'].form})"),
 )
 ENGINES: Final = (
-    ("docker", ("version", "--format", "{{.Server.Version}}"), "Docker sandboxes (docker:NAME)"),
-    ("podman", ("version", "--format", "{{.Version}}"), "Podman sandboxes (podman:NAME)"),
+    ("docker", ("version", "--format", "{{.Server.Version}}"), f"Docker sandboxes ({KINDS['docker'].form})"),
+    ("podman", ("version", "--format", "{{.Version}}"), f"Podman sandboxes ({KINDS['podman'].form})"),
     (
         "kubectl",
         ("version", "--output=json"),
-        "Kubernetes sandboxes (kubernetes:NAMESPACE/POD)",
+        f"Kubernetes sandboxes ({KINDS['kubernetes'].form})",
         "serverVersion.gitVersion",
     ),
 )
 
 
-def _ask(argv: list[str], keys: str = "") -> tuple[bool, str]:
-    """Whether a program succeeded, and the line that tells most, or what its JSON has under these keys."""
+def _query(argv: list[str], keys: str = "") -> tuple[bool, str]:
+    """Return whether a program succeeded, and its most useful line, or the value in its JSON under these keys."""
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROGRAM_SECONDS)
     except subprocess.TimeoutExpired:
@@ -321,9 +328,9 @@ def _first_line(argv: list[str]) -> str:
 
 def _cgroup_mount(kind: str, controller: str | None = None) -> str | None:
     for line in _read("/proc/self/mounts").splitlines():
-        _, place, found, options = line.split()[:4]
+        _, mount, found, options = line.split()[:4]
         if found == kind and (controller is None or controller in options.split(",")):
-            return place
+            return mount
     return None
 
 

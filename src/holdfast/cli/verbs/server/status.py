@@ -1,4 +1,4 @@
-"""`holdfast status`: how a server is, this machine's or that of a sandbox, without starting one."""
+"""`holdfast status`: shows the status of a server, this machine's or that of a sandbox, without starting one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 from holdfast.cli.support import stateless
 from holdfast.cli.support.exit_codes import NO_SERVER
 from holdfast.cli.support.sandbox_option import LOCAL, JsonOption, SandboxOption
-from holdfast.cli.support.server_at import called, is_websocket, run_inside, socket_at
 from holdfast.cli.support.text import age, amount, complain
 from holdfast.cli.support.typed_verb import run_async
+from holdfast.cli.verbs.server.server_at import connected, is_websocket, run_inside, socket_at
 from holdfast.errors import HandshakeFailed, SandboxError, error_from_wire
 from holdfast.launch.keeper_client import find
 from holdfast.launch.local_server import connect_at, log_path, socket_path
@@ -19,14 +19,14 @@ from holdfast.types import ServerStatus
 
 
 def command(sandbox: SandboxOption = LOCAL, as_json: JsonOption = False) -> int:
-    """Tell how this machine's server is, or that of --sandbox; exit code 3 if none runs."""
+    """Show the status of this machine's server, or of that in --sandbox; exit code 3 if none runs."""
     path = socket_at(sandbox)
     if path is not None:
-        status = ask(path)
+        status = read_status(path)
     else:
-        status = run_async(_ask_called(sandbox) if is_websocket(sandbox) else _ask_inside(sandbox))
+        status = run_async(_status_by_call(sandbox) if is_websocket(sandbox) else _status_from_inside(sandbox))
     if status is None:
-        _tell_absence(path, sandbox, as_json)
+        _report_absence(path, sandbox, as_json)
         return NO_SERVER
     if as_json:
         print(msgspec.json.encode({"running": True, **msgspec.to_builtins(status)}).decode())
@@ -36,38 +36,38 @@ def command(sandbox: SandboxOption = LOCAL, as_json: JsonOption = False) -> int:
     return 0
 
 
-def ask(path: str) -> ServerStatus | None:
-    """What the server that listens at `path` says of itself; None if none runs."""
+def read_status(path: str) -> ServerStatus | None:
+    """Return the status of the server that listens at `path`; None if none runs."""
     connection = connect_at(path)
     if connection is None:
         return None
     with connection:
         try:
             reply = stateless.call(connection, "environment/status", {})
-        except stateless.Refused as error:
-            raise HandshakeFailed(f"the server refused: {error}") from None
+        except stateless.HandshakeRefused as error:
+            raise HandshakeFailed(str(error)) from None
     if reply.is_error:
         failure = reply.message["error"]
         raise error_from_wire(failure["code"], failure["message"], failure.get("data"))
     return msgspec.convert(reply.message["result"], ServerStatus)
 
 
-async def _ask_called(sandbox: str) -> ServerStatus:
-    async with called(sandbox) as api:
+async def _status_by_call(sandbox: str) -> ServerStatus:
+    async with connected(sandbox) as api:
         return await api.status()
 
 
-async def _ask_inside(sandbox: str) -> ServerStatus | None:
+async def _status_from_inside(sandbox: str) -> ServerStatus | None:
     done = await run_inside(sandbox, ["status", "--json"])
     if done is None or done.exit_code == NO_SERVER:
         return None
     try:
         return msgspec.json.decode(done.stdout, type=ServerStatus)
     except msgspec.DecodeError:
-        raise SandboxError(f"{sandbox}: {done.said}") from None
+        raise SandboxError(f"{sandbox}: {done.summary}") from None
 
 
-def _tell_absence(path: str | None, sandbox: str, as_json: bool) -> None:
+def _report_absence(path: str | None, sandbox: str, as_json: bool) -> None:
     waiting = None if path is None else find(path)
     where = f"in {sandbox}" if path is None else f"at {path}"
     if waiting is None:
@@ -79,19 +79,19 @@ def _tell_absence(path: str | None, sandbox: str, as_json: bool) -> None:
     about = waiting.about()
     waiting.close()
     if as_json:
-        told: dict[str, Any] = {"keeperPid": waiting.pid, "why": about.why, "children": about.children}
-        print(msgspec.json.encode({"running": False, **told}).decode())
+        keeper: dict[str, Any] = {"keeperPid": waiting.pid, "why": about.why, "children": about.children}
+        print(msgspec.json.encode({"running": False, **keeper}).decode())
         return
     complain(
         f"no server runs {where}; a keeper, pid {waiting.pid}, holds {about.children}"
-        f" processes and waits: {about.why}. `holdfast upgrade` or `holdfast serve` goes on"
-        " with them, `holdfast stop` ends them"
+        f" processes and waits: {about.why}. `holdfast upgrade` or `holdfast serve` adopts"
+        " them, `holdfast stop` ends them"
     )
 
 
 def _keeper(status: ServerStatus) -> str:
     if status.keeper_pid is None:
-        return "none: what runs ends with the server"
+        return "none: processes end with the server"
     restarts = "no restarts" if not status.restarts else f"restarts: {status.restarts}"
     return f"pid {status.keeper_pid}, up {age(status.keeper_uptime or 0.0)}, {restarts}"
 
@@ -102,7 +102,7 @@ def _spool(status: ServerStatus) -> str:
 
 
 def _clients(status: ServerStatus) -> str:
-    """The other clients that are connected, as `stop` counts them."""
+    """Return the other clients that are connected, as `stop` lists them."""
     named = [each.name if each.pid is None else f"{each.name} (pid {each.pid})" for each in status.clients or ()]
     return ", ".join(named) or "none"
 

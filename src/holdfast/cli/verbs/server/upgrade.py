@@ -1,7 +1,7 @@
-"""`holdfast upgrade`: put this version's server in the place of the one that runs; its processes notice nothing.
+"""`holdfast upgrade`: replaces the running server by this version, without an effect on its processes.
 
-The server leaves them to its keeper, which starts this version's, with the former one's arguments. If that does not
-come up the keeper holds everything, and waits.
+The server leaves its processes to the keeper, which starts this version with the former arguments. If the new
+server does not start, the keeper holds the processes and waits.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import json
 from holdfast.cli.support import stateless
 from holdfast.cli.support.exit_codes import NO_SERVER
 from holdfast.cli.support.sandbox_option import JsonOption
-from holdfast.cli.support.stopping import leave
 from holdfast.cli.support.text import complain
+from holdfast.cli.verbs.inside.stopping import detach
 from holdfast.launch.keeper_client import find
 from holdfast.launch.local_server import connect_running, hold_start_lock, socket_path, start_locked
 
 
 def command(as_json: JsonOption = False) -> int:
-    """Put this version's server in the place of the one that runs.
+    """Replace the running server by this version.
 
-    Processes, terminals and connections go on. Exit code 3 if no server runs and no keeper waits.
+    Processes, terminals and connections continue. Exit code 3 if no server runs and no keeper waits.
     """
     former = "none"
-    # Nobody else starts one in between.
+    # No other process may start a server in between.
     with hold_start_lock():
         connection = connect_running()
         if connection is not None:
             with connection:
-                former = leave(connection).version
+                former = detach(connection).version
         elif (waiting := find(socket_path())) is not None:
             waiting.close()
         else:
@@ -37,8 +37,8 @@ def command(as_json: JsonOption = False) -> int:
         with start_locked() as connection:
             now = stateless.call(connection, "environment/status", {}).message["result"]
     if as_json:
-        told = {"from": former, "to": now["version"], "pid": now["pid"], "keeperPid": now["keeperPid"]}
-        print(json.dumps({**told, "processesRunning": now["processesRunning"]}))
+        shown = {"from": former, "to": now["version"], "pid": now["pid"], "keeperPid": now["keeperPid"]}
+        print(json.dumps({**shown, "processesRunning": now["processesRunning"]}))
     else:
         print(f"{former} -> {now['version']}: pid {now['pid']}, {now['processesRunning']} processes run")
     return 0

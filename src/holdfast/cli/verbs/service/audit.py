@@ -1,6 +1,6 @@
-"""`holdfast audit`: what the session service wrote down, and whether it is still as it was written.
+"""`holdfast audit`: shows the audit log of the session service, and verifies it.
 
-Works on the service's database itself, so that it also works when no service runs; it changes nothing there.
+Reads the service's database directly, so that no service need run; it changes nothing there.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import typer
 
 from holdfast.cli.support.exit_codes import FAILED
 from holdfast.cli.support.sandbox_option import JsonOption
-from holdfast.cli.support.service_extra import service_extra
-from holdfast.cli.support.typed_verb import run_async
+from holdfast.cli.support.typed_verb import run_async, service_extra
 from holdfast.errors import InvalidParams
 
 if TYPE_CHECKING:
@@ -26,14 +25,16 @@ if TYPE_CHECKING:
     from holdfast.service.store import Store
     from holdfast.service.types import AuditRow
 
-#: Rows that are read at a time; bounds what we hold.
+#: Rows of one read; bounds the memory.
 _PAGE: Final = 1_000
 
 StoreOption = Annotated[
     str | None,
     typer.Option(metavar="URL", help="The service's database: sqlite:///PATH or postgresql://…"),
 ]
-ConfigOption = Annotated[str | None, typer.Option(metavar="FILE", help="The service's settings, which name both.")]
+ConfigOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="The service's settings, which name the database and the key.")
+]
 KeyOption = Annotated[str | None, typer.Option(metavar="FILE", help="The key of the audit, if it has one.")]
 
 
@@ -49,7 +50,7 @@ def command(
     ] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Before.")] = None,
     contains: Annotated[str, typer.Option(metavar="TEXT", help="With this text.")] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with rows as they are written.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print further rows as they are written.")] = False,
     store: StoreOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -79,17 +80,17 @@ def verify(
     session: Annotated[str | None, typer.Option(metavar="ID", help="This session alone.")] = None,
     head: Annotated[
         str | None,
-        typer.Option(metavar="SEQ:HASH", help="The head that an earlier look told: it must still be there."),
+        typer.Option(metavar="SEQ:HASH", help="The head of an earlier verification, which must still exist."),
     ] = None,
     store: StoreOption = None,
     config: ConfigOption = None,
     key_file: KeyOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Tell whether the audit log is as it was written; exit code 1 and each row that is not, if not.
+    """Verify the audit log; exit code 1, with each row that was changed, if it was changed.
 
-    Prints the head of the service's own stream. Kept where the database's owner cannot change it and given with
-    --head, it later shows that nothing was cut off since.
+    Prints the head of the service's own stream. Stored where the database's owner cannot change it and given with
+    --head, it later proves that no row was cut off since.
     """
     return run_async(_verify(session, _head(head), as_json, store, config, key_file))
 
@@ -100,13 +101,13 @@ SUB_VERBS: Final = {"verify": verify}
 async def _show(which: AuditFilter, follow: bool, as_json: bool, store: str | None, config: str | None) -> int:
     async with _opened(store, config, None) as opened:
         if not follow:
-            async for row in _kept(opened, which):
+            async for row in _stored_rows(opened, which):
                 _print(row, as_json)
             return 0
-        # Following begins first: what is written while we read what is there must not fall between the two.
+        # Following begins first, so that rows written during the read are not lost.
         async with opened.follow(which) as rows:
             shown: dict[str, int] = {}
-            async for row in _kept(opened, which):
+            async for row in _stored_rows(opened, which):
                 shown[row.session_id] = max(row.seq, shown.get(row.session_id, 0))
                 _print(row, as_json)
             async for row in rows:
@@ -115,7 +116,7 @@ async def _show(which: AuditFilter, follow: bool, as_json: bool, store: str | No
     return 0
 
 
-async def _kept(store: Store, which: AuditFilter) -> AsyncIterator[AuditRow]:
+async def _stored_rows(store: Store, which: AuditFilter) -> AsyncIterator[AuditRow]:
     from holdfast.service.store import Page
 
     token = ""
@@ -146,7 +147,7 @@ async def _verify(
     async with _opened(store, config, key_file) as opened:
         found = await opened.verify(session, head=head)
     if as_json:
-        told = {
+        shown = {
             "holds": found.holds,
             "rows": found.rows,
             "sessions": found.sessions,
@@ -158,7 +159,7 @@ async def _verify(
             "further": found.further,
             "head": f"{found.head_seq}:{found.head_hash}",
         }
-        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.write(json.dumps(shown) + "\n")
     elif found.holds:
         gone = f"; {found.removed} more were removed by retention" if found.removed else ""
         sys.stdout.write(f"the audit holds: {found.rows} rows of {found.sessions} sessions{gone}\n")
@@ -183,13 +184,13 @@ def _head(text: str | None) -> tuple[int, str] | None:
 
 @asynccontextmanager
 async def _opened(store: str | None, config: str | None, key_file: str | None) -> AsyncIterator[Store]:
-    """The service's database, to look at."""
+    """Open the service's database for reading."""
     from holdfast.service.settings import load_settings
 
     settings = load_settings(config, store=store, audit_key_file=key_file)
-    # SQLAlchemy and a database driver: only now, so that --help needs neither.
+    # SQLAlchemy and a database driver: imported late, so that --help needs neither.
     with service_extra():
-        from holdfast.service.store.opening import open_store
+        from holdfast.service.store import open_store
 
-    async with await open_store(settings, look_only=True) as opened:
+    async with await open_store(settings, read_only=True) as opened:
         yield opened

@@ -1,7 +1,7 @@
-"""`holdfast service`: runs the session service, and the few things about it that are done on its own machine.
+"""`holdfast service`: runs the session service, and administers it on its own machine.
 
-Agents are made and removed straight in the database, so that the service need not run for it, and the first one can
-be made. The service's packages are an extra and are imported by the verb that needs them.
+Agents are added and removed directly in the database, so that no service need run, and the first agent can be
+added. The service's packages are an extra and are imported by the verb that needs them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ import typer
 from holdfast import __version__
 from holdfast.cli.support.exit_codes import FAILED, NO_SERVER
 from holdfast.cli.support.sandbox_option import JsonOption
-from holdfast.cli.support.service_extra import service_extra
 from holdfast.cli.support.text import age, complain, show_table
-from holdfast.cli.support.typed_verb import run_async
+from holdfast.cli.support.typed_verb import run_async, service_extra
 
 if TYPE_CHECKING:
-    from holdfast.service.assembly import Started
+    from holdfast.service.assembly import StartupReport
     from holdfast.service.settings import ServiceSettings
-    from holdfast.service.store import Agent, Store
+    from holdfast.service.store import AgentRecord, Store
 
 ConfigOption = Annotated[str | None, typer.Option("--config", metavar="FILE", help="A TOML file with settings.")]
 StoreOption = Annotated[
@@ -50,20 +49,20 @@ def command(
         str | None, typer.Option(metavar="FILE", help="The rules; without one, built-in ones.")
     ] = None,
     sandbox: Annotated[
-        str | None, typer.Option(metavar="ADDR", help="Where sessions live that name no sandbox.")
+        str | None, typer.Option(metavar="ADDR", help="The sandbox of sessions that name none.")
     ] = None,
     tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="The certificate.")] = None,
     tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="Its key.")] = None,
     tls_client_ca: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="The authority of clients, which then must have a certificate."),
+        typer.Option(metavar="FILE", help="The authority of client certificates, which are then required."),
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Run the session service until it is told to stop.
+    """Run the session service until it is stopped.
 
-    The first start makes an operator and prints its token, once. HUP reads the rules and the TLS files again; TERM
-    and INT stop the service. Sessions live on in their sandboxes, and the next start goes on with them.
+    The first start adds an operator and prints its token, once. HUP reloads the rules and the TLS files; TERM and
+    INT stop the service. Sessions continue in their sandboxes, and the next start resumes them.
     """
     settings = _settings(
         config,
@@ -88,19 +87,19 @@ def _settings(config: str | None, **flags: Any) -> ServiceSettings:
     return load_settings(config, **flags)
 
 
-def announce(started: Started) -> None:
+def announce(started: StartupReport) -> None:
     print(f"holdfast service {__version__}")
-    for name, value in _places(started):
+    for name, value in _addresses(started):
         print(f"{name:<8} {value}")
     if started.operator_token:
         print(f"operator {started.operator_token}")
-        print("         This is the token of an operator. It is shown this once.")
+        print("         This is the token of an operator. It is not shown again.")
         if started.http:
             print("         Try:\n         " + _curl(started))
     sys.stdout.flush()
 
 
-def _places(started: Started) -> list[tuple[str, str]]:
+def _addresses(started: StartupReport) -> list[tuple[str, str]]:
     return [
         *([("gRPC", started.grpc)] if started.grpc else []),
         *([("HTTP", started.http)] if started.http else []),
@@ -110,18 +109,18 @@ def _places(started: Started) -> list[tuple[str, str]]:
     ]
 
 
-def _curl(started: Started) -> str:
-    place = started.http
-    if place.startswith("unix:"):
-        place = f"--unix-socket {shlex.quote(place.removeprefix('unix:'))} http://localhost"
+def _curl(started: StartupReport) -> str:
+    url = started.http
+    if url.startswith("unix:"):
+        url = f"--unix-socket {shlex.quote(url.removeprefix('unix:'))} http://localhost"
     return (
-        f"curl -s {place}/holdfast.session.v1.SessionService/RunCommand"
+        f"curl -s {url}/holdfast.session.v1.SessionService/RunCommand"
         f" -H 'Authorization: Bearer {started.operator_token}' -H 'Content-Type: application/json'"
         """ -d '{"command": "echo hello"}'"""
     )
 
 
-def _announce_json(started: Started) -> None:
+def _announce_json(started: StartupReport) -> None:
     print(json.dumps({"ready": True, "pid": os.getpid(), **msgspec.to_builtins(started)}), flush=True)
 
 
@@ -140,10 +139,10 @@ def agent(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Add, list, rotate or remove those who may call.
+    """Add, list, rotate or remove agents.
 
-    `add` and `rotate` print the agent's new token, which is kept nowhere. A token that was rotated or removed stops
-    working within seconds; the agent's sessions stay.
+    `add` and `rotate` print the agent's new token, which is not stored. A rotated or removed token becomes invalid
+    within seconds; the agent's sessions stay.
     """
     if (action == "list") == (name is not None):
         raise typer.BadParameter("list takes no name." if name else f"{action} needs the NAME of an agent.")
@@ -170,7 +169,7 @@ def agent(
     return run_async(_with_store(settings, work))
 
 
-def _show_agents(agents: list[Agent], as_json: bool) -> None:
+def _show_agents(agents: list[AgentRecord], as_json: bool) -> None:
     if as_json:
         shown = [
             {
@@ -195,7 +194,7 @@ def _show_agents(agents: list[Agent], as_json: bool) -> None:
 
 async def _with_store(settings: ServiceSettings, work: Callable[[Store], Awaitable[int]]) -> int:
     with service_extra():
-        from holdfast.service.store.opening import open_store
+        from holdfast.service.store import open_store
 
     store = await open_store(settings)
     try:
@@ -210,7 +209,7 @@ async def _with_store(settings: ServiceSettings, work: Callable[[Store], Awaitab
 def check_rules(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A file with rules.")], as_json: JsonOption = False
 ) -> int:
-    """Tell whether rules are right; if not, where and what is expected."""
+    """Check a file of rules; print the position of an error, and what is expected there."""
     from holdfast.service.rules_file import read_rules, shown_rules
 
     shown = shown_rules(read_rules(file))
@@ -224,12 +223,12 @@ def check_rules(
 
 
 def status(config: ConfigOption = None, listen_http: HttpOption = None, as_json: JsonOption = False) -> int:
-    """Ask the service of this machine how it is, over HTTP; exit code 3 if none answers, 1 if it is not ready."""
-    from holdfast.cli.verbs.service.service_status import NoAnswer, ask_status
+    """Show the status of this machine's service, by HTTP; exit code 3 if none answers, 1 if it is not ready."""
+    from holdfast.cli.verbs.service.service_status import NoAnswer, read_service_status
 
     settings = _settings(config, listen_http=listen_http)
     try:
-        found = ask_status(settings)
+        found = read_service_status(settings)
     except NoAnswer as error:
         if as_json:
             print(json.dumps({"running": False, "reason": str(error)}))

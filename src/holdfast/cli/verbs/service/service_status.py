@@ -1,6 +1,6 @@
-"""Asks a session service over HTTP how it is: its probes and its metrics, which need no token.
+"""Reads the status of a session service over HTTP: its probes and its metrics, which need no token.
 
-Touches the network as a client. A service that listens on a Unix socket, or with TLS, is asked there.
+Touches the network as a client: TCP, TLS or a Unix socket, by the service's settings.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import msgspec
 from holdfast.cli.support.text import amount
 from holdfast.service.settings import ServiceSettings
 
-#: A service that runs answers at once.
+#: For one reply; a running service replies at once.
 PATIENCE_SECONDS: Final = 5.0
 _SAMPLE: Final = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
 
 class NoAnswer(Exception):
-    """Nobody is there, or it is no session service."""
+    """No session service answers at the address."""
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the service is."""
+    """The status of a service."""
 
     address: str
     ready: bool
-    #: What it is not ready for, and why.
+    #: The parts that are not ready, each with the reason.
     waiting_for: dict[str, str] = {}
-    #: Open sessions that this replica watches.
+    #: Open sessions of this replica.
     sessions: int = 0
     memory_bytes: int = 0
 
@@ -47,23 +47,23 @@ class ServiceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
         ]
 
 
-def ask_status(settings: ServiceSettings) -> ServiceStatus:
-    """How the service with these settings is. `NoAnswer` says why it cannot be asked."""
+def read_service_status(settings: ServiceSettings) -> ServiceStatus:
+    """Return the status of the service with these settings. Raises `NoAnswer` with the reason if there is none."""
     address = settings.listen_http
     if not address:
         raise NoAnswer("the service does not listen for HTTP (listen_http is empty)")
     try:
         _, readiness = _get(settings, "/readyz")
         code, metrics = _get(settings, "/metrics")
-        said = json.loads(readiness)
-        ready, waiting = bool(said["ready"]), dict(said["waiting_for"])
+        report = json.loads(readiness)
+        ready, waiting = bool(report["ready"]), dict(report["waiting_for"])
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if isinstance(error, http.client.RemoteDisconnected) and not settings.tls_cert:
-            why = "it hangs up on plain text; if it has TLS, give --config with its tls_cert"
+            why = "it closes plain-text connections; if it uses TLS, pass --config with its tls_cert"
         raise NoAnswer(f"no service answers at {address}: {why}") from None
     except (ValueError, KeyError, TypeError):
-        raise NoAnswer(f"what answers at {address} is no session service") from None
+        raise NoAnswer(f"the server at {address} is no session service") from None
     samples = _samples(metrics) if code == 200 else []
     return ServiceStatus(
         address=address,
@@ -75,7 +75,7 @@ def ask_status(settings: ServiceSettings) -> ServiceStatus:
 
 
 def _samples(page: str) -> list[tuple[str, float]]:
-    """The names and values on a page of metrics."""
+    """Return the names and values on a page of metrics."""
     return [(name, float(value)) for name, _, value in _SAMPLE.findall(page)]
 
 
@@ -95,12 +95,12 @@ def _connection(settings: ServiceSettings) -> http.client.HTTPConnection:
         return _UnixConnection(address.removeprefix("unix:"))
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    # It listens for everybody, so it listens for us.
+    # It listens on all addresses, loopback included.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     if not settings.tls_cert:
         return http.client.HTTPConnection(host, int(port), timeout=PATIENCE_SECONDS)
     context = ssl.create_default_context(cafile=settings.tls_cert)
-    # The certificate is the one in the service's own file, whatever name it has there.
+    # The certificate is read from the service's own file, so its host name need not match.
     context.check_hostname = False
     return http.client.HTTPSConnection(host, int(port), timeout=PATIENCE_SECONDS, context=context)
 

@@ -1,6 +1,6 @@
-"""`holdfast replay`: plays the recording of a terminal on ours with its timing, tells about it, or saves it.
+"""`holdfast replay`: plays the recording of a terminal on ours with its timing, describes it, or saves it.
 
-A recording is an asciicast v2: a file, our stdin, what a sandbox keeps of a terminal, or a session of the service.
+A recording is an asciicast v2: a file, our stdin, a terminal of a sandbox, or a session of the service.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import typer
 from holdfast.cli.support.command_request import STDIN, STDOUT
 from holdfast.cli.support.exit_codes import INTERRUPTED
 from holdfast.cli.support.own_terminal import raw_mode, terminal_size
-from holdfast.cli.support.player import Player
 from holdfast.cli.support.sandbox_option import LOCAL, JsonOption, SandboxOption
 from holdfast.cli.support.terminal_view import ShownOutput, too_small
 from holdfast.cli.support.text import complain
 from holdfast.cli.support.typed_verb import run_async
+from holdfast.cli.verbs.terminal.player import Player
 from holdfast.client.screen.asciicast import INPUT, OUTPUT, CastEvent, CastHeader, cast_lines, read_cast
 from holdfast.errors import InvalidParams, UnknownTerminal
 from holdfast.launch.local_server import is_running
@@ -43,50 +43,46 @@ def command(
         float | None, typer.Option(metavar="S", min=0, help="No pause is longer than S seconds.")
     ] = None,
     seek: Annotated[
-        float, typer.Option(metavar="S", min=0, help="Begin at second S; what came before is drawn at once.")
+        float, typer.Option(metavar="S", min=0, help="Begin at second S; earlier output is drawn at once.")
     ] = 0.0,
     save: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write a terminal's recording there (- is stdout) instead.")
     ] = None,
     input: Annotated[
-        bool, typer.Option("--input", help="With --save: also what was typed, if the terminal keeps it.")
+        bool, typer.Option("--input", help="With --save: also the typed input, if the terminal records it.")
     ] = False,
     service: Annotated[
         str | None,
-        typer.Option(
-            metavar="ADDR", help="SOURCE is a session of the service at HOST:PORT (gRPC), which is asked."
-        ),
+        typer.Option(metavar="ADDR", help="SOURCE is a session of the service at HOST:PORT (gRPC)."),
     ] = None,
     tls_ca: Annotated[
-        str | None, typer.Option(metavar="FILE", help="With --service: the authority that vouches for it.")
+        str | None, typer.Option(metavar="FILE", help="With --service: the authority of its certificate.")
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL", help="SOURCE is a session in this database of a service; its sandbox is asked."
-        ),
+        typer.Option(metavar="URL", help="SOURCE is a session in this database of a service."),
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Play the recording of a terminal with its timing.
 
-    While it plays on a terminal, space pauses and goes on, `.` shows one event and pauses, the left and right
-    arrows skip 5 seconds, + and - double and halve the speed, q leaves. --json tells about the recording instead:
-    its size, duration, events and bytes.
+    While it plays on a terminal, space pauses and resumes, `.` shows one event and pauses, the left and right
+    arrows skip 5 seconds, + and - double and halve the speed, q leaves. --json describes the recording instead: its
+    size, duration, events and bytes.
     """
     if not (math.isfinite(speed) and speed > 0):
         raise InvalidParams(f"--speed {speed:g}: must be above 0")
     if not math.isfinite(seek):
         raise InvalidParams(f"--seek {seek:g}: must be a number of seconds")
     if input and save is None:
-        raise InvalidParams("--input is for --save: what was typed is not played")
+        raise InvalidParams("--input is for --save: typed input is not played")
     if save is not None and as_json:
         raise InvalidParams("--save and --json exclude each other")
     of_service = service is not None or store is not None
     file = None if of_service else _open(source)
     if file is None:
         if service is not None:
-            from holdfast.cli.support.session_recording import from_service
+            from holdfast.cli.verbs.terminal.session_recording import from_service
 
             text = from_service(service, source, tls_ca)
         else:
@@ -105,12 +101,12 @@ def command(
 
 
 def _open(source: str) -> TextIO | None:
-    """The file that this names; None if it names none."""
+    """Open the file with this name; None if there is none."""
     if source == "-":
         return io.StringIO(sys.stdin.buffer.read().decode("utf-8", "replace"))
     if not os.path.exists(source):
         return None
-    # What is not UTF-8 is no asciicast: its line is named like any other that is wrong.
+    # A line that is not UTF-8 is reported like any other malformed line.
     file = open(source, encoding="utf-8", errors="replace")  # noqa: SIM115 - the caller closes it
     if file.seekable():
         return file
@@ -119,25 +115,25 @@ def _open(source: str) -> TextIO | None:
 
 
 def _recording_of(sandbox: str, source: str, input: bool) -> str:
-    """The recording of the terminal with this id."""
-    # No server, no terminals: looking must not start one.
+    """Return the recording of the terminal with this id."""
+    # Without a server there are no terminals; the search must not start one.
     if sandbox != LOCAL or is_running():
         with suppress(UnknownTerminal):
-            return asyncio.run(_recorded(sandbox, source, input))
+            return asyncio.run(_terminal_recording(sandbox, source, input))
     if sandbox == LOCAL and _has_service():
         return _of_session(None, source, input)
     raise UnknownTerminal(f"{source}: no such file, and no terminal's id")
 
 
 def _has_service() -> bool:
-    """Whether a session service of ours has a database here: only then its packages are worth loading."""
-    from holdfast.service.state_directory import default_store_path
+    """Whether a session service has a database here; its packages are loaded only then."""
+    from holdfast.service.settings import default_store_path
 
     return os.path.exists(default_store_path())
 
 
 def _of_session(store: str | None, source: str, input: bool) -> str:
-    from holdfast.cli.support.session_recording import from_store
+    from holdfast.cli.verbs.terminal.session_recording import from_store
     from holdfast.service.problems import NotFound
 
     try:
@@ -146,7 +142,7 @@ def _of_session(store: str | None, source: str, input: bool) -> str:
         raise UnknownTerminal(f"{source}: no such file, and no terminal's or session's id") from None
 
 
-async def _recorded(sandbox: str, terminal_id: str, input: bool) -> str:
+async def _terminal_recording(sandbox: str, terminal_id: str, input: bool) -> str:
     from holdfast.client.sandbox import connect
 
     async with connect(sandbox) as box:
@@ -166,7 +162,7 @@ def _save(text: str, path: str) -> int:
 
 
 class _Recording:
-    """A recording that can be read from its beginning as often as somebody likes."""
+    """A recording that can be read several times from its beginning."""
 
     def __init__(self, name: str, file: TextIO) -> None:
         self._name = name
@@ -181,7 +177,7 @@ class _Recording:
             raise self._named(error) from None
 
     def events(self) -> Iterator[CastEvent]:
-        """From the beginning; whoever asked before gets no more."""
+        """Yield the events from the beginning; ends earlier iterations."""
         _, events = self._read()
         try:
             yield from events
@@ -192,7 +188,7 @@ class _Recording:
         return InvalidParams(f"{self._name}: {error.message}", **error.details)
 
     def summary(self) -> dict[str, Any]:
-        """What is in it, counted."""
+        """Return the size, duration and counts of the recording."""
         count, duration, sizes = 0, 0.0, {OUTPUT: 0, INPUT: 0}
         for event in self.events():
             count += 1
@@ -223,7 +219,7 @@ def _without_echo(keys: bool) -> Iterator[None]:
         try:
             yield
         finally:
-            # Answers of our terminal to what the recorded programs asked theirs are nothing for our shell.
+            # Drop the answers of our terminal to queries in the recording, or our shell would read them.
             termios.tcflush(STDIN, termios.TCIFLUSH)
 
 

@@ -1,4 +1,4 @@
-"""`holdfast screen`: what a person would see on a terminal now, as text or as JSON; it is only looked at."""
+"""`holdfast screen`: prints the current screen of a terminal, as text or as JSON; changes nothing."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def command(
     sandbox: SandboxOption = LOCAL,
     as_json: JsonOption = False,
 ) -> int:
-    """Show what a person would see on a terminal now.
+    """Print the current screen of a terminal.
 
-    The lines down to the last one that is not empty. --json prints one object with all lines, the cursor (from 0),
-    the title, and what is known of the terminal: its state, prompt, and whether a program waits for input. Of a
-    process of `run --tty` the screen is made from what is kept of its output.
+    Prints the lines down to the last one that is not empty. --json prints one object with all lines, the cursor
+    (from 0), the title, and the status of the terminal: its state, prompt, and whether a program waits for input.
+    The screen of a process of `run --tty` is made from its retained output.
     """
     return run_async(_screen(sandbox, terminal_id, as_json))
 
@@ -36,36 +36,36 @@ async def _screen(sandbox: str, terminal_id: str, as_json: bool) -> int:
         try:
             status = await api.describe_terminal(terminal_id)
         except UnknownTerminal:
-            shown, known = await _of_a_process(api, terminal_id)
+            shown, known = await _screen_of_process(api, terminal_id)
         else:
             terminal = Terminal(api, status, asyncio.create_task)
             shown = await terminal.screen()
-            known = _known(await terminal.describe())
+            known = _status_fields(await terminal.describe())
             await terminal.release()
     if as_json:
-        print(msgspec.json.encode({"terminalId": terminal_id, **_seen(shown), **known}).decode())
+        print(msgspec.json.encode({"terminalId": terminal_id, **_screen_fields(shown), **known}).decode())
     elif shown.text:
         print(shown.text)
     return 0
 
 
-async def _of_a_process(api: ExecApi, process_id: str) -> tuple[Screen, dict[str, Any]]:
+async def _screen_of_process(api: ExecApi, process_id: str) -> tuple[Screen, dict[str, Any]]:
     info = await api.describe(process_id)
     if not info.tty:
         raise NotATerminal(
             f"{process_id!r} has no terminal and so no screen: `holdfast logs` shows what it printed"
         )
     size = info.size or TerminalSize()
-    kept = await api.snapshot(process_id)
+    output = await api.snapshot(process_id)
     drawn = emulator(size.rows, size.cols)
     try:
-        drawn.feed(kept.terminal)
+        drawn.feed(output.terminal)
         return drawn.screen(), {"state": "RUNNING" if info.running else "CLOSED", "exitCode": info.exit_code}
     finally:
         drawn.close()
 
 
-def _seen(screen: Screen) -> dict[str, Any]:
+def _screen_fields(screen: Screen) -> dict[str, Any]:
     return {
         "rows": screen.rows,
         "cols": screen.cols,
@@ -76,7 +76,7 @@ def _seen(screen: Screen) -> dict[str, Any]:
     }
 
 
-def _known(status: TerminalStatus) -> dict[str, Any]:
+def _status_fields(status: TerminalStatus) -> dict[str, Any]:
     return {
         "state": status.state,
         "prompt": status.prompt,

@@ -1,7 +1,7 @@
-"""`holdfast shell`: a terminal of the sandbox on ours; and its sub-verbs, for live shells that take commands.
+"""`holdfast shell`: opens a terminal of the sandbox on ours; its sub-verbs are for live shells.
 
-A live shell belongs to the server like a process does: any number of programs can name it, one after the other or
-at once, and its state stays. Running a command in one is `shell_run`.
+A live shell belongs to the server as a process does: any number of programs can use it by its id, and its state
+persists. `shell_run` runs a command in one.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import msgspec
 import typer
 
 from holdfast.cli.support.command_request import STDERR, STDIN, STDOUT, environment, generated_id
-from holdfast.cli.support.foreground import Detached, SignalQueue
+from holdfast.cli.support.foreground import ClientDetached, SignalQueue
 from holdfast.cli.support.own_terminal import terminal_size
 from holdfast.cli.support.sandbox_option import LOCAL, JsonOption, SandboxOption, is_this_machine, open_exec
-from holdfast.cli.support.terminal_view import TerminalForeground, tell_detach_key, tell_detached
+from holdfast.cli.support.terminal_view import TerminalForeground, report_detached, show_detach_key
 from holdfast.cli.support.text import show_table
 from holdfast.cli.support.typed_verb import run_async
-from holdfast.cli.verbs.process.logs import show
+from holdfast.cli.verbs.process.logs import print_output
 from holdfast.cli.verbs.terminal.shell_run import ShellArgument, run
 from holdfast.launch.local_server import is_running
 from holdfast.types import EnvPolicy, ShellSpec, ShellStatus, TerminalSize, TerminalSpec
 
-#: Where we have no terminal of our own to name.
+#: If this program has no terminal of its own.
 DEFAULT_TERM: Final = "xterm-256color"
 HEADER: Final = ("ID", "PID", "STATE", "QUEUED", "CWD", "COMMAND")
-#: What the table shows of a command; a script of a megabyte is one too. `--json` has all of it.
+#: Characters of a command in the table, because a command may be a large script. `--json` has all of it.
 _SHOWN_CHARACTERS: Final = 60
 
 EnvOption = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable.")]
@@ -38,7 +38,7 @@ UserOption = Annotated[str | None, typer.Option(metavar="USER", help="Run it as 
 CwdOption = Annotated[
     str | None, typer.Option(metavar="DIR", help="Working directory (default here: the current one).")
 ]
-IdOption = Annotated[str | None, typer.Option(metavar="ID", help="Name it; otherwise a name is made up.")]
+IdOption = Annotated[str | None, typer.Option(metavar="ID", help="Its id (default: generated).")]
 ShellOption = Annotated[
     str | None, typer.Option(metavar="PROGRAM", help="A name or a path (default: bash, or else sh).")
 ]
@@ -52,7 +52,7 @@ def command(
     env: EnvOption = None,
     user: UserOption = None,
     record_input: Annotated[
-        bool, typer.Option("--record-input", help="Keep what is typed, but for passwords, for `replay --save`.")
+        bool, typer.Option("--record-input", help="Record typed input, except passwords, for `replay --save`.")
     ] = False,
     no_marks: Annotated[
         bool, typer.Option("--no-marks", help="Do not have bash and zsh mark their prompts.")
@@ -60,22 +60,22 @@ def command(
 ) -> int:
     """Open an interactive login shell on a terminal in the sandbox and exit with its code.
 
-    The terminal has our size and follows it. Ctrl-\\ d leaves it running, `holdfast attach ID` comes back to it.
-    The sub-verbs are for shells without a terminal, which take command after command and tell the output and the
+    The terminal gets our size, also when it changes. Ctrl-\\ d leaves it running, `holdfast attach ID` reattaches.
+    The sub-verbs are for shells without a terminal, which run command after command and report the output and the
     exit code of each.
     """
     here = is_this_machine(sandbox)
     variables = environment(env or [], here=here, tty=True) or {}
     named = {assignment.partition("=")[0] for assignment in env or []}
     for name in {"LINES", "COLUMNS"} - named:
-        variables.pop(name, None)  # they would outlive the size that they tell
+        variables.pop(name, None)  # they would be wrong after the first change of the size
     spec = TerminalSpec(
         terminal_id=id or generated_id(shell or "terminal"),
         argv=None if shell is None else (shell,),
         size=terminal_size(STDIN, STDOUT, STDERR) or TerminalSize(),
         cwd=cwd if cwd is not None else os.getcwd() if here else None,
         env=variables,
-        # Where our own environment means nothing, what is set here is laid over the sandbox's.
+        # Elsewhere than on this machine, the variables of --env are added to the sandbox's environment.
         env_policy=None if here else EnvPolicy(ignore_default_excludes=True),
         user=user,
         term=variables.get("TERM") or DEFAULT_TERM,
@@ -91,12 +91,12 @@ async def _interactive(sandbox: str, spec: TerminalSpec) -> int:
     with signals.listening():
         async with open_exec(sandbox) as api:
             status = await api.open_terminal(spec)
-            tell_detach_key(spec.terminal_id)
+            show_detach_key(spec.terminal_id)
             foreground = TerminalForeground(api, status, signals=signals, owner=True)
             try:
                 return await foreground.follow(forward_input=True)
-            except Detached:
-                tell_detached(f"`holdfast attach {spec.terminal_id}` comes back")
+            except ClientDetached:
+                report_detached(f"`holdfast attach {spec.terminal_id}` reattaches")
                 return 0
 
 
@@ -113,7 +113,7 @@ def open_one(
     """Open a live shell and print its id.
 
     It stays until it is closed, or a command in it ends it. On this machine it gets our environment and working
-    directory; elsewhere the sandbox's, and what --env and --cwd say. --json describes it.
+    directory; elsewhere the sandbox's, changed by --env and --cwd. --json describes it.
     """
     here = is_this_machine(sandbox)
     spec = ShellSpec(
@@ -121,7 +121,7 @@ def open_one(
         shell=shell,
         cwd=cwd if cwd is not None else os.getcwd() if here else None,
         env=environment(env or [], here=here, tty=False),
-        # Where our own environment means nothing, what is set here is laid over the sandbox's.
+        # Elsewhere than on this machine, the variables of --env are added to the sandbox's environment.
         env_policy=None if here else EnvPolicy(ignore_default_excludes=True),
         user=user,
         login=login,
@@ -162,7 +162,7 @@ async def _start(sandbox: str, shell_id: str, command: str, process_id: str, as_
 
 def list_them(
     sandbox: SandboxOption = LOCAL,
-    all: Annotated[bool, typer.Option("--all", "-a", help="Also those that closed and are kept.")] = False,
+    all: Annotated[bool, typer.Option("--all", "-a", help="Also closed ones that are retained.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """List live shells.
@@ -171,7 +171,7 @@ def list_them(
     one array.
     """
     if sandbox == LOCAL and not is_running():
-        # No server, no shells: looking must not start one.
+        # Without a server there are no shells; listing must not start one.
         return _show((), all, as_json)
     return run_async(_list(sandbox, all, as_json))
 
@@ -194,11 +194,11 @@ def _show(shells: tuple[ShellStatus, ...], all: bool, as_json: bool) -> int:
 
 
 def row(status: ShellStatus) -> tuple[str, ...]:
-    """The cells of the table."""
+    """Return a row of the table."""
     closed = status.state == "closed"
-    told = status.reason if closed else _one_line(status.command) if status.command else "-"
+    shown = status.reason if closed else _one_line(status.command) if status.command else "-"
     pid = "-" if closed else str(status.pid)
-    return (status.shell_id, pid, status.state, str(status.queued), status.cwd, told)
+    return (status.shell_id, pid, status.state, str(status.queued), status.cwd, shown)
 
 
 def _one_line(command: str) -> str:
@@ -211,7 +211,7 @@ def _one_line(command: str) -> str:
 def interrupt(shell_id: ShellArgument, sandbox: SandboxOption = LOCAL, as_json: JsonOption = False) -> int:
     """End the command that runs in a shell, and all it started in the foreground.
 
-    The shell and its state stay. Prints the shell's id if a command ran; that none does is no error.
+    The shell and its state stay. Prints the shell's id if a command ran; an idle shell is no error.
     """
     return run_async(_interrupt(sandbox, shell_id, as_json))
 
@@ -219,18 +219,18 @@ def interrupt(shell_id: ShellArgument, sandbox: SandboxOption = LOCAL, as_json: 
 async def _interrupt(sandbox: str, shell_id: str, as_json: bool) -> int:
     async with open_exec(sandbox) as api:
         ran = await api.interrupt_shell(shell_id)
-    _tell(shell_id, "wasRunning", ran, as_json)
+    _report(shell_id, "wasRunning", ran, as_json)
     return 0
 
 
 def output(
     shell_id: ShellArgument,
     sandbox: SandboxOption = LOCAL,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the shell is closed.")] = False,
-    since: Annotated[int, typer.Option(metavar="N", min=0, help="Only what came after event number N.")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the shell is closed.")] = False,
+    since: Annotated[int, typer.Option(metavar="N", min=0, help="Only output after event number N.")] = 0,
     as_json: JsonOption = False,
 ) -> int:
-    """Show what background jobs of a shell printed after their command had ended.
+    """Print the output of a shell's background jobs after the end of their command.
 
     Their stdout on stdout, their stderr on stderr, the exact bytes. With --json a line for each event, with its
     number for --since; bytes are base64.
@@ -242,20 +242,20 @@ async def _output(sandbox: str, shell_id: str, follow: bool, since: int, as_json
     async with open_exec(sandbox) as api:
         status = await api.describe_shell(shell_id)
         ends = {"stdout": status.stdout_bytes, "stderr": status.stderr_bytes}
-        await show(api, shell_id, None if follow else ends, since=since, as_json=as_json)
+        await print_output(api, shell_id, None if follow else ends, since=since, as_json=as_json)
     return 0
 
 
 def close(
     shell_id: ShellArgument,
     sandbox: SandboxOption = LOCAL,
-    keep: Annotated[bool, typer.Option("--keep", help="Let its background jobs run on.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave its background jobs running.")] = False,
     grace: Annotated[float, typer.Option(metavar="S", min=0, help="Time between TERM and KILL.")] = 5.0,
     as_json: JsonOption = False,
 ) -> int:
     """Close a shell and end everything it started.
 
-    Its EXIT trap runs. Prints the shell's id if it was open; that it is closed already is no error.
+    Its EXIT trap runs. Prints the shell's id if it was open; a closed shell is no error.
     """
     return run_async(_close(sandbox, shell_id, keep, grace, as_json))
 
@@ -263,13 +263,13 @@ def close(
 async def _close(sandbox: str, shell_id: str, keep: bool, grace: float, as_json: bool) -> int:
     async with open_exec(sandbox) as api:
         was_open = (await api.describe_shell(shell_id)).state != "closed"
-        # Also one that is closed: if it ended by itself, its background jobs may still run.
+        # Also a closed one: if the shell ended by itself, its background jobs may still run.
         await api.close_shell(shell_id, keep=keep, grace=grace)
-    _tell(shell_id, "wasOpen", was_open, as_json)
+    _report(shell_id, "wasOpen", was_open, as_json)
     return 0
 
 
-def _tell(shell_id: str, what: str, was: bool, as_json: bool) -> None:
+def _report(shell_id: str, what: str, was: bool, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"shellId": shell_id, what: was}))
     elif was:

@@ -1,7 +1,7 @@
-"""`holdfast shell run`: one command in a live shell, its output on ours as it comes, its exit code ours.
+"""`holdfast shell run`: runs one command in a live shell, streams its output, and exits with its code.
 
-A signal withdraws our command by its own id. An interrupt of the shell could hit the command of somebody else,
-which began after ours had ended.
+A signal cancels the command by its own id. An interrupt of the shell could end a command of another client that
+began after ours had ended.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from holdfast.errors import CallerError, InternalError, InvalidParams
 from holdfast.exec_api import ExecApi
 from holdfast.types import CommandEnded, CommandSpec, Exited, OutputChunk, OutputGap
 
-#: A command's input is one message; a server takes messages of 96 MiB unless it was told otherwise.
+#: A command's input is one message; a server accepts messages of 96 MiB by default.
 MAX_INPUT_BYTES: Final = 64 * 1024 * 1024
 
-#: By what the new shell has of the old one; nothing is known of it after Ctrl-C.
+#: By the state that the new shell has of the old one; unknown after Ctrl-C.
 _RESTORED: Final = {
     "": "",
     "exports": " in the same directory, with its exported variables",
@@ -56,16 +56,16 @@ def run(
         list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable for this command alone.")
     ] = None,
     stdin: Annotated[
-        bool, typer.Option("--stdin", help="Give it what our stdin holds; otherwise its stdin is empty.")
+        bool, typer.Option("--stdin", help="Send our stdin to it; otherwise its stdin is empty.")
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Run a command in a live shell, stream what it prints, exit with its code.
+    """Run a command in a live shell, stream its output, exit with its code.
 
-    What it changes (directory, variables, functions ...) is there for the next one. The exit code is the command's,
+    Its changes (directory, variables, functions ...) persist for the next command. The exit code is the command's,
     124 after the timeout, 130 after Ctrl-C, and 125 if holdfast failed or the shell is closed. Ctrl-C ends the
-    command and what it started in the foreground; the shell stays. When the terminal is hung up, the command goes
-    on. --json prints one object at the end instead.
+    command and what it started in the foreground; the shell stays. When the terminal is hung up, the command
+    continues. --json prints one object at the end instead.
     """
     spec = CommandSpec(
         command_id=secrets.token_hex(8),
@@ -80,7 +80,7 @@ def run(
 async def _run(sandbox: str, shell_id: str, spec: CommandSpec, stdin: bool, as_json: bool) -> int:
     task = asyncio.current_task()
     assert task is not None
-    # Like Ctrl-C, which cancels this task. HUP just ends us, and the command goes on without us.
+    # As Ctrl-C, which cancels this task. HUP ends this program only, and the command continues.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     if stdin:
         spec = msgspec.structs.replace(spec, input=await _read_input())
@@ -109,14 +109,14 @@ async def _read_input() -> bytes:
     return bytes(data)
 
 
-class _Taker(Protocol):
-    """Where the output goes."""
+class _OutputSink(Protocol):
+    """A destination of the output."""
 
     async def write(self, event: OutputChunk | OutputGap) -> None: ...
 
 
 class _Tails:
-    """Keeps it for the object that is printed at the end."""
+    """Collects the output for the object that is printed at the end."""
 
     def __init__(self) -> None:
         self.printed = StreamTails(RUN_LIMIT_BYTES)
@@ -125,8 +125,8 @@ class _Tails:
         self.printed.take(event)
 
 
-async def _follow(api: ExecApi, shell_id: str, spec: CommandSpec, taker: _Taker) -> CommandEnded:
-    """Run the command to its end, or until we are cancelled: then it is ended, and the rest of its output taken."""
+async def _follow(api: ExecApi, shell_id: str, spec: CommandSpec, sink: _OutputSink) -> CommandEnded:
+    """Run the command to its end; if this task is cancelled, end the command and read the rest of its output."""
     restarts = (await api.describe_shell(shell_id)).restarts
     began = time.monotonic()
     last_seq = 0
@@ -137,10 +137,10 @@ async def _follow(api: ExecApi, shell_id: str, spec: CommandSpec, taker: _Taker)
                 return event
             if isinstance(event, OutputChunk):
                 last_seq = event.seq
-            await taker.write(event)
+            await sink.write(event)
     except asyncio.CancelledError:
         await stream.aclose()
-        await _take_rest(api, spec.command_id, last_seq, taker)
+        await _read_rest(api, spec.command_id, last_seq, sink)
         status = await api.describe_shell(shell_id)
         return CommandEnded(
             exit_code=INTERRUPTED,
@@ -152,24 +152,24 @@ async def _follow(api: ExecApi, shell_id: str, spec: CommandSpec, taker: _Taker)
         )
     finally:
         await stream.aclose()
-    raise InternalError(f"the events of a command in shell {shell_id!r} ended without its end")
+    raise InternalError(f"the events of a command in shell {shell_id!r} ended without its exit")
 
 
-async def _take_rest(api: ExecApi, command_id: str, last_seq: int, taker: _Taker) -> None:
-    """Until it has ended. A second Ctrl-C does not wait for that."""
+async def _read_rest(api: ExecApi, command_id: str, last_seq: int, sink: _OutputSink) -> None:
+    """Copy the output until the command has ended. A second Ctrl-C cancels that."""
     events = api.events(command_id, after_seq=last_seq, window=WINDOW_BYTES)
-    # One that still waited was taken out of the queue, and nobody knows it any more.
+    # A command that was still queued was removed, and its id is unknown.
     with contextlib.suppress(CallerError):
         async for event in events:
             if isinstance(event, Exited):
                 break
             if isinstance(event, OutputChunk | OutputGap):
-                await taker.write(event)
+                await sink.write(event)
     await events.aclose()
 
 
 def as_object(printed: StreamTails, ended: CommandEnded) -> dict[str, Any]:
-    """What `--json` prints. Output that is no UTF-8 is there as base64 too, so that nothing of it is lost."""
+    """Return the object of `--json`. Output that is not UTF-8 is also included as base64, without loss."""
     shown: dict[str, Any] = {}
     for name, data in (("stdout", printed.stdout.value()), ("stderr", printed.stderr.value())):
         shown[name] = data.decode("utf-8", "replace")
@@ -179,7 +179,7 @@ def as_object(printed: StreamTails, ended: CommandEnded) -> dict[str, Any]:
 
 
 def _note(shell_id: str, ended: CommandEnded, timeout: float | None) -> None:
-    """Say on stderr what the exit code does not."""
+    """Print a timeout, a closed shell or a restart on stderr, which the exit code does not show."""
     if ended.timed_out:
         complain(f"timed out after {timeout or 0:g} s")
     if ended.state == "closed":

@@ -1,1 +1,1 @@
-"""A session in its sandbox: opened, confined, typed into and read."""
+"""Sessions in their sandboxes: connections, confinement, the two kinds of backends."""

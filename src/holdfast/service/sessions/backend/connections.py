@@ -1,7 +1,6 @@
-"""Connections to sandboxes, one for each address, shared by all sessions there; and their errors as `Problem`s.
+"""The pool of connections to sandboxes, one for each address, and the conversion of their errors to `Problem`s.
 
-A connection is opened when it is first needed, closed when nobody has used it for long, and replaced when it failed
-for good. This is the one place where what sandboxes say becomes what the service answers.
+A connection is opened at its first use, closed after an idle time, and replaced after a permanent failure.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from types import TracebackType
 
 from holdfast import errors
 from holdfast.exec_api import ExecApi
-from holdfast.service.clock import Clock, Timer
+from holdfast.service.clock import ClockTimer, WallClock
 from holdfast.service.problems import (
     Bug,
     Denied,
@@ -26,167 +25,171 @@ from holdfast.service.problems import (
 )
 from holdfast.types import EnvironmentInfo
 
-#: Opens the way to a sandbox: `holdfast.client.sandbox.open_exec`.
+#: Connects to a sandbox: `holdfast.client.sandbox.open_exec`.
 Connect = Callable[[str], Awaitable[ExecApi]]
 
 
-class _Line:
-    """One connection and who uses it."""
+class _PooledConnection:
+    """One connection and the number of its users."""
 
     def __init__(self, address: str, opening: asyncio.Task[ExecApi]) -> None:
         self.address = address
         self.opening = opening
         self.users = 0
         self.last_used = 0.0
-        #: Not given to anybody any more; closed when the last user is done.
+        #: Gets no new users; closed after the last user leaves.
         self.retired = False
         self.info: asyncio.Task[EnvironmentInfo] | None = None
 
 
 class SandboxPool:
-    """The sandboxes that this replica talks to."""
+    """The connections of this replica."""
 
-    def __init__(self, connect: Connect, clock: Clock, *, limit: int = 256, idle_seconds: float = 300.0) -> None:
+    def __init__(
+        self, connect: Connect, clock: WallClock, *, limit: int = 256, idle_seconds: float = 300.0
+    ) -> None:
         self._connect = connect
         self._clock = clock
         self._limit = limit
         self._idle_seconds = idle_seconds
-        self._lines: dict[str, _Line] = {}
+        self._connections: dict[str, _PooledConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._sweep: Timer | None = None
+        self._sweep: ClockTimer | None = None
         self._closed = False
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where connections lead now."""
-        return tuple(self._lines)
+        """The addresses with a connection."""
+        return tuple(self._connections)
 
     def use(self, address: str) -> AbstractAsyncContextManager[ExecApi]:
-        """The sandbox, for one call: what it raises comes out as a `Problem`."""
+        """Return a context with the sandbox that converts its errors to `Problem`s."""
         return _Use(self, address)
 
     def hold(self, address: str) -> AbstractAsyncContextManager[ExecApi]:
-        """The same with the sandbox's own errors, for whoever has to tell them apart."""
+        """Return a context with the sandbox that leaves its errors as they are."""
         return _Hold(self, address)
 
-    async def enter(self, address: str) -> tuple[_Line, ExecApi]:
-        """One user more of a line. `leave` must be called once."""
-        line = self._line(address)
-        line.users += 1
+    async def enter(self, address: str) -> tuple[_PooledConnection, ExecApi]:
+        """Add a user of the connection. `leave` must be called once."""
+        connection = self._connection(address)
+        connection.users += 1
         try:
-            # One caller that gives up does not take the connection from the others.
-            return line, await asyncio.shield(line.opening)
+            # The cancellation of one caller must not cancel the connection of the others.
+            return connection, await asyncio.shield(connection.opening)
         except BaseException as error:
             if isinstance(error, errors.HoldfastError):
-                self._retire(line)
-            self.leave(line, error)
+                self._retire(connection)
+            self.leave(connection, error)
             raise
 
-    def leave(self, line: _Line, error: BaseException | None) -> None:
+    def leave(self, connection: _PooledConnection, error: BaseException | None) -> None:
         if isinstance(error, errors.TransportError | errors.SandboxGone):
-            # It has tried to come back, or cannot: the next user gets a new one, perhaps of a new sandbox at the
+            # The connection has failed to reconnect: the next user gets a new one, perhaps to a new sandbox at the
             # same address.
-            self._retire(line)
-        line.users -= 1
-        line.last_used = self._clock.time()
-        if line.users == 0:
-            self._unused(line)
+            self._retire(connection)
+        connection.users -= 1
+        connection.last_used = self._clock.time()
+        if connection.users == 0:
+            self._unused(connection)
 
     async def info(self, address: str) -> EnvironmentInfo:
-        """What the sandbox is and offers; asked once a connection."""
+        """Return the features of the sandbox, queried once for each connection."""
         async with self.hold(address) as api:
-            line = self._lines.get(address)
-            if line is None or line.retired:
+            connection = self._connections.get(address)
+            if connection is None or connection.retired:
                 return await api.info()
-            if line.info is None or (line.info.done() and (line.info.cancelled() or line.info.exception())):
-                line.info = asyncio.ensure_future(_info(api))
-            return await asyncio.shield(line.info)
+            if connection.info is None or (
+                connection.info.done() and (connection.info.cancelled() or connection.info.exception())
+            ):
+                connection.info = asyncio.ensure_future(_info(api))
+            return await asyncio.shield(connection.info)
 
     async def aclose(self) -> None:
-        """Let go of all of them. What runs in the sandboxes runs on."""
+        """Close all connections. Processes in the sandboxes continue."""
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
-        for line in list(self._lines.values()):
-            self._retire(line)
-            self._close(line)
+        for connection in list(self._connections.values()):
+            self._retire(connection)
+            self._close(connection)
         while self._closing:
             await asyncio.wait(self._closing)
 
-    def _line(self, address: str) -> _Line:
+    def _connection(self, address: str) -> _PooledConnection:
         if self._closed:
             raise errors.ShuttingDown("the service is stopping")
-        line = self._lines.get(address)
-        if line is None:
+        connection = self._connections.get(address)
+        if connection is None:
             self._make_room(address)
-            line = _Line(address, asyncio.ensure_future(self._connect(address)))
-            # Whoever waits hears of a failure; if nobody does any more, nobody needs to.
-            line.opening.add_done_callback(lambda opening: opening.cancelled() or opening.exception())
-            self._lines[address] = line
-        return line
+            connection = _PooledConnection(address, asyncio.ensure_future(self._connect(address)))
+            # Callers get the failure; without callers it must not be reported as never retrieved.
+            connection.opening.add_done_callback(lambda opening: opening.cancelled() or opening.exception())
+            self._connections[address] = connection
+        return connection
 
     def _make_room(self, address: str) -> None:
-        if len(self._lines) < self._limit:
+        if len(self._connections) < self._limit:
             return
-        unused = [line for line in self._lines.values() if not line.users]
+        unused = [connection for connection in self._connections.values() if not connection.users]
         if not unused:
             raise Exhausted(
-                f"sandbox {address!r}: the service is connected to {len(self._lines)} others, and all are in use: "
-                "that is max_sandboxes",
+                f"sandbox {address!r}: the service has connections to {len(self._connections)} others, all in use "
+                "(max_sandboxes)",
                 reason="TOO_MANY_SANDBOXES",
             )
-        oldest = min(unused, key=lambda line: line.last_used)
+        oldest = min(unused, key=lambda connection: connection.last_used)
         self._retire(oldest)
 
-    def _retire(self, line: _Line) -> None:
-        line.retired = True
-        if self._lines.get(line.address) is line:
-            del self._lines[line.address]
-        if line.users == 0:
-            self._close(line)
+    def _retire(self, connection: _PooledConnection) -> None:
+        connection.retired = True
+        if self._connections.get(connection.address) is connection:
+            del self._connections[connection.address]
+        if connection.users == 0:
+            self._close(connection)
 
-    def _unused(self, line: _Line) -> None:
-        if line.retired:
-            self._close(line)
+    def _unused(self, connection: _PooledConnection) -> None:
+        if connection.retired:
+            self._close(connection)
         elif self._sweep is None and not self._closed and self._idle_seconds > 0:
-            self._sweep = self._clock.call_later(self._idle_seconds, self._swept)
+            self._sweep = self._clock.call_later(self._idle_seconds, self._close_idle)
 
-    def _swept(self) -> None:
+    def _close_idle(self) -> None:
         self._sweep = None
         due = self._clock.time() - self._idle_seconds
         waiting = False
-        for line in list(self._lines.values()):
-            # What runs in this process would end with its connection.
-            if line.users or line.address == "inprocess":
+        for connection in list(self._connections.values()):
+            # The sessions of `inprocess` would end with the connection.
+            if connection.users or connection.address == "inprocess":
                 continue
-            if line.last_used <= due:
-                self._retire(line)
+            if connection.last_used <= due:
+                self._retire(connection)
             else:
                 waiting = True
         if waiting and not self._closed:
-            self._sweep = self._clock.call_later(self._idle_seconds, self._swept)
+            self._sweep = self._clock.call_later(self._idle_seconds, self._close_idle)
 
-    def _close(self, line: _Line) -> None:
-        task = asyncio.ensure_future(_close(line))
+    def _close(self, connection: _PooledConnection) -> None:
+        task = asyncio.ensure_future(_close(connection))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
 
 class _Hold:
-    """The time for which somebody uses a line; no generator, since every call has some of these."""
+    """The context of `hold`; a class, because a generator costs more, and every call has several of these."""
 
     def __init__(self, pool: SandboxPool, address: str) -> None:
         self._pool = pool
         self._address = address
 
     async def __aenter__(self) -> ExecApi:
-        self._line, api = await self._pool.enter(self._address)
+        self._connection, api = await self._pool.enter(self._address)
         return api
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.leave(self._line, error)
+        self._pool.leave(self._connection, error)
 
 
 class _Use(_Hold):
@@ -210,23 +213,23 @@ async def _info(api: ExecApi) -> EnvironmentInfo:
     return await api.info()
 
 
-async def _close(line: _Line) -> None:
-    if not line.opening.done():
-        line.opening.cancel()
-    await asyncio.wait([line.opening])
-    if line.info is not None and not line.info.done():
-        line.info.cancel()
-    if not line.opening.cancelled() and line.opening.exception() is None:
-        await line.opening.result().aclose()
+async def _close(connection: _PooledConnection) -> None:
+    if not connection.opening.done():
+        connection.opening.cancel()
+    await asyncio.wait([connection.opening])
+    if connection.info is not None and not connection.info.done():
+        connection.info.cancel()
+    if not connection.opening.cancelled() and connection.opening.exception() is None:
+        await connection.opening.result().aclose()
 
 
 def is_gone(error: BaseException) -> bool:
-    """Whether what ran there is known to be gone, and not only out of reach."""
+    """Return whether an error means that the session is lost, and not only unreachable."""
     return isinstance(error, errors.SandboxGone | errors.UnknownTerminal | errors.UnknownShell)
 
 
 def problem_of(error: errors.HoldfastError, address: str = "") -> Problem:
-    """What the service answers when a sandbox said this."""
+    """Return the `Problem` for an error of a sandbox."""
     text = error.message
     match error:
         case Problem():
@@ -249,10 +252,10 @@ def problem_of(error: errors.HoldfastError, address: str = "") -> Problem:
             return Unavailable(text, reason="SANDBOX_GONE")
         case errors.TransportError() | errors.ShuttingDown() | errors.Unauthorized():
             return Unavailable(
-                f"sandbox {address!r} cannot be reached: {text}", reason="SANDBOX_UNREACHABLE", retry_after=1.0
+                f"sandbox {address!r} is unreachable: {text}", reason="SANDBOX_UNREACHABLE", retry_after=1.0
             )
         case errors.SandboxError() if not isinstance(error, errors.InternalError):
-            # No place for the server, a read-only root, a user that is not there: the sandbox is as it is.
+            # No space for the server, a read-only root, a missing user: a retry does not help.
             return NotNow(f"sandbox {address!r}: {text}", reason="SANDBOX_UNUSABLE")
         case errors.CallerError() if not isinstance(error, errors.MethodNotFound):
             return Invalid(text, reason="INVALID_REQUEST")

@@ -1,7 +1,7 @@
-"""The filtering proxies of sessions whose network is an allow-list: one `holdfast egress` in the sandbox for each.
+"""The filtering proxies of sessions with an allow-list network: one `holdfast egress` in the sandbox for each.
 
-It runs beside the session and outside of what confines it, is started before it and ended after it. What it decided
-is written down in the session's audit by the replica that follows the session. Touches sandboxes through the pool.
+A proxy runs outside the session's confinement. It starts before the session and ends after it. The replica that
+follows the session writes the proxy's decisions to the audit log. Touches sandboxes through the pool.
 """
 
 from __future__ import annotations
@@ -16,24 +16,22 @@ from typing import Any, Final
 from holdfast.client.process import Process
 from holdfast.errors import HoldfastError, UnknownProcess
 from holdfast.exec_api import ExecApi
-from holdfast.service.api import AuditFilter
-from holdfast.service.clock import Clock, sleep
+from holdfast.service.clock import WallClock, sleep
 from holdfast.service.problems import Problem, Unavailable
 from holdfast.service.sessions.backend.connections import SandboxPool
-from holdfast.service.sessions.ports import SessionStore
-from holdfast.service.store.types import Page
-from holdfast.service.types import AuditEntry, Policy, SessionRecord
+from holdfast.service.sessions.ports import SessionStore, body_of, first_row
+from holdfast.service.types import AuditEntry, SessionPolicy, SessionRecord
 from holdfast.types import PYTHON_VARIABLES, EnvironmentInfo, EnvPolicy, OutputChunk, ProcessSpec
 
-#: A Python that starts, on a machine that is busy.
+#: The start of a Python interpreter on a busy machine.
 READY_SECONDS: Final = 20.0
 KIND: Final = "network"
-#: Decisions of one moment that have rows; a package manager asks for tens of hosts.
+#: Decisions with rows, of one read; a package manager connects to tens of hosts.
 MOST_DECISIONS: Final = 50
 _GATHER_SECONDS: Final = 1.0
-#: Between attempts to read on after the sandbox or the database did not answer; doubling up to the second.
-_AGAIN_SECONDS: Final = (1.0, 30.0)
-#: The socket is in a directory of its own, which nobody else can open, and which goes with the proxy.
+#: Between attempts while the sandbox or the database is unreachable; doubling up to the second value.
+_RETRY_SECONDS: Final = (1.0, 30.0)
+#: The socket is in a private directory, which is removed with the proxy.
 _SCRIPT: Final = (
     'd=$(mktemp -d) || exit 2; trap : TERM INT; "$@" --socket "$d/egress.sock"; code=$?; rm -rf "$d"; exit $code'
 )
@@ -43,21 +41,21 @@ _SOCKET: Final = re.compile(rb'"socket": "([^"]+)"')
 _log = logging.getLogger("holdfast.service.egress")
 
 
-def is_wanted(policy: Policy, info: EnvironmentInfo) -> bool:
-    """Whether the session is to have a proxy, and the sandbox can have one."""
+def is_wanted(policy: SessionPolicy, info: EnvironmentInfo) -> bool:
+    """Return whether the session needs a proxy and the sandbox supports one."""
     return policy.network == "allow-list" and {"network", "egress"} <= set(info.features)
 
 
 class Egress:
-    """The proxies that this replica has started or follows. A `ports.Watcher`."""
+    """The proxies that this replica has started or follows; a `ports.SessionWatcher`."""
 
-    def __init__(self, pool: SandboxPool, store: SessionStore, clock: Clock) -> None:
+    def __init__(self, pool: SandboxPool, store: SessionStore, clock: WallClock) -> None:
         self._pool = pool
         self._store = store
         self._clock = clock
-        #: Of sessions that are being made here.
+        #: Sockets of sessions that this replica creates now.
         self._sockets: dict[str, str] = {}
-        #: Those that have a proxy, by the sandbox that it is in.
+        #: The sandbox of each session with a proxy.
         self._sandboxes: dict[str, str] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -74,10 +72,10 @@ class Egress:
             self._sockets[record.session_id] = await _ready(process)
 
     def socket_of(self, session_id: str) -> str | None:
-        """Of a session that is being made."""
+        """Return the proxy's socket of a session that is being created."""
         return self._sockets.get(session_id)
 
-    # --- ports.Watcher -------------------------------------------------------------------------------------------
+    # --- ports.SessionWatcher ------------------------------------------------------------------------------------
 
     def watch(self, record: SessionRecord) -> None:
         if record.policy.network != "allow-list":
@@ -102,7 +100,7 @@ class Egress:
             task.add_done_callback(self._ending.discard)
 
     async def stop(self) -> None:
-        """Follow no more. Proxies run on, as their sessions do."""
+        """Stop following. Proxies continue, as their sessions do."""
         tasks = [*self._following.values(), *self._ending]
         for task in self._following.values():
             task.cancel()
@@ -111,8 +109,8 @@ class Egress:
     # --- work ----------------------------------------------------------------------------------------------------
 
     async def _follow(self, record: SessionRecord) -> None:
-        """Write down what it decides, from the last decision that is in the audit, while the session is ours."""
-        pause = _AGAIN_SECONDS[0]
+        """Append the proxy's decisions to the audit log, from the last one that is in the log."""
+        pause = _RETRY_SECONDS[0]
         while True:
             try:
                 since = await self._last_written(record.session_id)
@@ -120,14 +118,12 @@ class Egress:
                     await self._write_down(record, api, since)
                 return
             except UnknownProcess:
-                return  # the sandbox could not have one, or it is gone with it
+                return  # the sandbox does not support a proxy, or the sandbox is lost
             except HoldfastError as error:
-                _log.warning(
-                    "%s: what its proxy decides is written down later: %s", record.session_id, error.message
-                )
-            # The line or the database: the proxy goes on, and keeps what it said for a while.
+                _log.warning("%s: the proxy's decisions are recorded later: %s", record.session_id, error.message)
+            # The proxy continues, and its server keeps its output for a while.
             await sleep(self._clock, pause)
-            pause = min(2 * pause, _AGAIN_SECONDS[1])
+            pause = min(2 * pause, _RETRY_SECONDS[1])
 
     async def _write_down(self, record: SessionRecord, api: ExecApi, since: int) -> None:
         process = Process(api, await api.describe(_process_id(record.session_id)))
@@ -143,13 +139,12 @@ class Egress:
             ]
             if entries:
                 await self._store.append(entries)
-                # Whoever asks all the time fills no log with it: what comes meanwhile is taken together.
+                # A pause, so that a session that connects all the time does not fill the log.
                 await sleep(self._clock, _GATHER_SECONDS)
 
     async def _last_written(self, session_id: str) -> int:
-        which = AuditFilter(session_id=session_id, kinds=(KIND,), newest_first=True)
-        rows, _ = await self._store.rows(which, Page(1))
-        return int(json.loads(rows[0].body).get("position", 0)) if rows else 0
+        last = await first_row(self._store, session_id=session_id, kinds=(KIND,), newest_first=True)
+        return 0 if last is None else int(body_of(last).get("position", 0))
 
     async def _end(self, session_id: str, sandbox: str) -> None:
         with contextlib.suppress(Problem, HoldfastError):
@@ -159,8 +154,7 @@ class Egress:
 
 
 def decisions(lines: list[bytes]) -> list[dict[str, Any]]:
-    """What the proxy said, as bodies of rows: the same decision once, with how often it was taken, and not too many
-    in all."""
+    """Return the proxy's output as bodies of rows: equal decisions once, with their number, and bounded."""
     found: dict[str, dict[str, Any]] = {}
     left_out = 0
     for line in lines:
@@ -187,7 +181,7 @@ def _process_id(session_id: str) -> str:
 
 
 async def _ready(process: Process) -> str:
-    """The socket that its first line names."""
+    """Wait for the proxy's first line, and return the socket in it."""
     try:
         match = await process.wait_for_output(_SOCKET, timeout=READY_SECONDS)
     except HoldfastError as error:

@@ -1,7 +1,7 @@
-"""From a session's policy and what its sandbox offers to what the operating system is asked to enforce. Pure.
+"""Plans how the operating system enforces a session's policy with the features of its sandbox; pure.
 
-What it can enforce is planned; what it cannot is named, so that the metadata say it and the monitor watches it; and
-what the policy requires and nobody can enforce is refused. docs/confinement.md has the table.
+The plan names the guards that are enforced and those that are not; the metadata show both, and the monitor watches
+the latter. A required guard that cannot be enforced is refused. docs/confinement.md has the table.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Final
 
 from holdfast.service.policy.profiles import is_container
 from holdfast.service.problems import Denied, Invalid
-from holdfast.service.types import Guard, Policy, Struct
+from holdfast.service.types import Guard, ServiceStruct, SessionPolicy
 from holdfast.types import ConfinedNetwork, Confinement, ConfinementMode, EnvironmentInfo, Limits
 
 REASON: Final = "GUARD_UNAVAILABLE"
-#: What each guard needs of a sandbox, in words of `environment/info`, for the refusal.
+#: The features of `environment/info` that each guard needs, for the refusal.
 _NEEDS: Final[dict[Guard, str]] = {
     "filesystem": "bubblewrap, or Landlock and seccomp",
     "network": "bubblewrap, or a network namespace; for `allow-list` also h11 (egress)",
@@ -24,31 +24,31 @@ _NEEDS: Final[dict[Guard, str]] = {
     "cpu": "the cgroup controller cpu, and a limit in the policy",
     "signals": "bubblewrap, or Landlock of ABI 6",
     "syscalls": "seccomp",
-    "output": "what no operating system has: only the monitor watches it",
+    "output": "a feature that no operating system has: only the monitor watches it",
     "wall_clock": "",
     "file_size": "",
     "programs": "bubblewrap and mounts without execution (noexec, as root), and rules that deny by default",
 }
-#: By its name, or by its number where the user database has no name for it.
+#: The name, or the number where the user database has no name.
 _ROOT: Final = ("root", "0")
-#: Landlock keeps signals and abstract sockets inside since this version.
+#: Landlock restricts signals and abstract sockets since this version.
 _SCOPING_ABI: Final = 6
 
 
-class Plan(Struct, frozen=True):
-    """How to start a session, and what that enforces of its policy."""
+class EnforcementPlan(ServiceStruct, frozen=True):
+    """The confinement and limits of a session, and the guards that they enforce."""
 
     confinement: Confinement | None
     limits: Limits | None
     enforced: tuple[Guard, ...]
-    #: What the policy wants and the operating system of this sandbox cannot do.
+    #: Guards of the policy that the operating system of this sandbox cannot enforce.
     unenforced: tuple[Guard, ...]
-    #: Whom to run it as, `UID:GID`; None is the user of the sandbox's server.
+    #: The user of the session, `UID:GID`; None is the user of the sandbox's server.
     user: str | None = None
 
 
-class _Offers:
-    """The words of `environment/info` as questions."""
+class _Features:
+    """The features in `environment/info`."""
 
     def __init__(self, words: Collection[str]) -> None:
         self._words = frozenset(words)
@@ -59,7 +59,7 @@ class _Offers:
         return word in self._words
 
     def mode(self, wanted: ConfinementMode) -> ConfinementMode:
-        """The wanted one, or the next that can be had. Landlock needs seccomp, which keeps it from Unix sockets."""
+        """Return the wanted mode, or the next available one. Landlock needs seccomp, which blocks Unix sockets."""
         if wanted == "bubblewrap" and "bubblewrap" in self:
             return "bubblewrap"
         if wanted != "none" and self.landlock and "seccomp" in self:
@@ -68,20 +68,20 @@ class _Offers:
 
 
 def plan(
-    policy: Policy,
+    policy: SessionPolicy,
     offers: Collection[str],
     *,
     proxy: str | None = None,
     hidden: tuple[str, ...] = (),
     user: str | None = None,
-) -> Plan:
-    """What to ask of the sandbox. `Denied` if the policy requires what it does not offer.
+) -> EnforcementPlan:
+    """Return the plan for a session. `Denied` if the policy requires a guard that the sandbox lacks.
 
     `proxy` is the socket of the filtering proxy, for `allow-list`; `hidden` are paths of the service in this
-    sandbox (the directory of its database), which are kept from the session whatever it may read; `user` is the
-    user to run the session as, if it is not the server's.
+    sandbox (the directory of its database), which the session cannot read; `user` is the user of the session, if it
+    is not the server's.
     """
-    offered = _Offers(offers)
+    offered = _Features(offers)
     mode = offered.mode(policy.sandbox_mode)
     network = _network(policy, offered, mode)
     if network == "proxy" and proxy is None:
@@ -113,12 +113,14 @@ def plan(
             missing=",".join(missing),
         )
     needed = mode != "none" or network != "host" or confinement.limits_tree
-    return Plan(confinement if needed else None, _limits(policy, offered), enforced, unenforced, user)
+    return EnforcementPlan(confinement if needed else None, _limits(policy, offered), enforced, unenforced, user)
 
 
-def needs_user(policy: Policy, sandbox: str, info: EnvironmentInfo) -> bool:
-    """Whether the session is to run as another user than the sandbox's server: root's rights on files are more than
-    any mask takes back. `Denied` if that is so and the server cannot change users."""
+def needs_user(policy: SessionPolicy, sandbox: str, info: EnvironmentInfo) -> bool:
+    """Return whether the session runs as another user than the sandbox's server, because root can read all files.
+
+    `Denied` if the server would have to change users and cannot.
+    """
     wanted = policy.user
     if wanted == "auto":
         wanted = "server" if is_container(sandbox) else "own"
@@ -137,21 +139,21 @@ def needs_user(policy: Policy, sandbox: str, info: EnvironmentInfo) -> bool:
     return False
 
 
-def _network(policy: Policy, offered: _Offers, mode: ConfinementMode) -> ConfinedNetwork:
+def _network(policy: SessionPolicy, offered: _Features, mode: ConfinementMode) -> ConfinedNetwork:
     if policy.network == "host":
         return "host"
     if policy.network == "allow-list":
-        # Where nobody can be let through to some hosts alone, nobody is let through: that is the narrower.
+        # Without a proxy the network is closed, which is narrower than the allow-list.
         return "proxy" if "network" in offered and "egress" in offered else _closed(offered, mode)
     return _closed(offered, mode)
 
 
-def _closed(offered: _Offers, mode: ConfinementMode) -> ConfinedNetwork:
+def _closed(offered: _Features, mode: ConfinementMode) -> ConfinedNetwork:
     return "none" if mode != "none" or "network" in offered else "host"
 
 
-def _wanted(policy: Policy) -> tuple[Guard, ...]:
-    """The guards that this policy is about: what it requires, and what it limits."""
+def _wanted(policy: SessionPolicy) -> tuple[Guard, ...]:
+    """Return the guards of a policy: those that it requires, and those of its limits."""
     resources = policy.resources
     asked: dict[Guard, bool] = {
         "filesystem": policy.sandbox_mode != "none",
@@ -164,13 +166,13 @@ def _wanted(policy: Policy) -> tuple[Guard, ...]:
         "output": resources.output_bytes is not None,
         "file_size": resources.file_size_bytes is not None,
         "programs": policy.programs is not None,
-        # The service ends the session then, with all that runs in it.
+        # The service closes the session at the end of its lifetime.
         "wall_clock": True,
     }
     return tuple(guard for guard, is_asked in asked.items() if is_asked or guard in policy.require)
 
 
-def _works(guard: Guard, policy: Policy, offered: _Offers, confinement: Confinement) -> bool:
+def _works(guard: Guard, policy: SessionPolicy, offered: _Features, confinement: Confinement) -> bool:
     mode, resources = confinement.mode, policy.resources
     match guard:
         case "filesystem":
@@ -178,7 +180,7 @@ def _works(guard: Guard, policy: Policy, offered: _Offers, confinement: Confinem
         case "network":
             if policy.network == "host":
                 return True
-            # Root could go back to the machine's network (setns), if neither a mode nor the filter forbids it.
+            # Root could return to the machine's network (setns), unless a mode or the filter forbids it.
             kept = confinement.network != "host" and (mode != "none" or confinement.seccomp)
             return kept and (policy.network == "none" or confinement.network == "proxy")
         case "signals":
@@ -190,13 +192,13 @@ def _works(guard: Guard, policy: Policy, offered: _Offers, confinement: Confinem
         case "memory":
             return resources.memory_bytes is not None and confinement.total_memory_bytes is not None
         case "cpu":
-            # Seconds are an rlimit of each process; cores of the tree need the controller.
+            # CPU seconds are an rlimit of each process; CPU cores of the tree need the controller.
             limited = resources.cpu_cores is not None or resources.cpu_seconds is not None
             return limited and (resources.cpu_cores is None or confinement.cpu_cores is not None)
         case "file_size":
             return resources.file_size_bytes is not None
         case "programs":
-            # Landlock leaves the loader, which runs any file that can be read; so does a place that can be written.
+            # Landlock permits the loader, which runs any readable file; a writable directory permits the same.
             return confinement.no_execution and not any(map(confinement.executes_in, confinement.writable))
         case "wall_clock":
             return True
@@ -204,8 +206,8 @@ def _works(guard: Guard, policy: Policy, offered: _Offers, confinement: Confinem
             return False
 
 
-def _limits(policy: Policy, offered: _Offers) -> Limits | None:
-    """What each process is limited to by itself: weaker than a cgroup, for where there is none."""
+def _limits(policy: SessionPolicy, offered: _Features) -> Limits | None:
+    """Return the rlimits of each process: weaker than a cgroup, for sandboxes without one."""
     resources = policy.resources
     limits = Limits(
         cpu_seconds=resources.cpu_seconds,

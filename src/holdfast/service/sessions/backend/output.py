@@ -1,42 +1,42 @@
-"""What a sandbox tells of a terminal or a command, as the chunks that a reader of a session gets; pure.
+"""Converts what a sandbox returns of a terminal or a command to the chunks of a session's reader; pure.
 
-A terminal's events have positions already. A shell's commands are recorded one by one in its server: a position is
-the command's place in the audit log and a place in its record. Gaps are told with the exact number of bytes.
+The events of a terminal have positions. The commands of a shell are recorded one by one in its server: a position
+is the number of the command in the audit log and a position in its record. A gap has the exact number of bytes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from holdfast.service.api import Chunk, Prompt
+from holdfast.service.api import Chunk, PromptInfo
 from holdfast.service.positions import FINISHED, Position, write_token
-from holdfast.service.types import State
+from holdfast.service.types import OVER, State
 from holdfast.types import ReadResult, TerminalEvent, TerminalRead
 
-#: Of an unfinished last line, this much is told as the prompt of a program.
+#: Bytes of an unfinished last line that are reported as the prompt of a program.
 PROMPT_BYTES: Final = 256
-#: What a terminal does not show: colours, modes, titles, a return to the line's beginning.
-_UNSEEN: Final = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]|\r")
+#: Sequences that a terminal does not show: colours, modes, titles, a carriage return.
+_INVISIBLE: Final = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]|\r")
 
 
-class Piece(NamedTuple):
-    """Chunks, where a reader has come with them, and whether more is there already."""
+class OutputSlice(NamedTuple):
+    """Chunks, the position after them, and whether there is more output."""
 
     chunks: list[Chunk]
     position: Position
     more: bool = False
 
 
-def terminal_chunks(session_id: str, since: Position, found: TerminalRead) -> Piece:
-    """What came after a position of a terminal."""
+def terminal_chunks(session_id: str, since: Position, found: TerminalRead) -> OutputSlice:
+    """Return the chunks after a position of a terminal."""
     chunks: list[Chunk] = []
     printed = since.printed
     for event in found.events:
         skipped = 0
         if event.type == "gap":
-            # `length` counts events as well as bytes: how much was printed tells exactly.
+            # `length` counts events as well as bytes; the difference of the offsets is exact.
             skipped, printed = event.offset - printed, event.offset
         else:
             printed = event.offset + (len(event.payload) if event.type == "output" else 0)
@@ -44,33 +44,30 @@ def terminal_chunks(session_id: str, since: Position, found: TerminalRead) -> Pi
         if chunk is not None:
             chunks.append(chunk)
     if found.token == since.seq:
-        return Piece(chunks, since)  # where nothing happened, what its reader was told stays told
-    return Piece(chunks, Position(seq=found.token, printed=printed))
+        return OutputSlice(chunks, since)  # no change: `part` stays, so a prompt is not repeated
+    return OutputSlice(chunks, Position(seq=found.token, printed=printed))
 
 
 def _terminal_chunk(session_id: str, event: TerminalEvent, position: Position, skipped: int) -> Chunk | None:
-    token = write_token(session_id, position)
+    fields: dict[str, Any]
     match event.type:
         case "output":
-            return Chunk(session_id, token, event.timestamp, event.state, payload=event.payload)
+            fields = {"payload": event.payload}
         case "gap":
-            return Chunk(session_id, token, event.timestamp, event.state, skipped=skipped, truncated=True)
+            fields = {"skipped_bytes": skipped, "truncated": True}
+        case "prompt" | "continuation":
+            fields = {"prompt": PromptInfo(event.prompt or "", awaiting_input=True)}
         case "ended":
-            return Chunk(session_id, token, event.timestamp, event.state, exit_code=event.exit_code)
-        case "prompt":
-            prompt = Prompt(event.prompt or "", awaiting_input=True)
-            return Chunk(session_id, token, event.timestamp, event.state, prompt=prompt)
-        case "continuation":
-            prompt = Prompt(event.prompt or "", awaiting_input=True)
-            return Chunk(session_id, token, event.timestamp, event.state, prompt=prompt)
-        case "state" if event.state in ("CLOSED", "ERROR"):
-            return Chunk(session_id, token, event.timestamp, event.state, exit_code=event.exit_code)
+            fields = {"exit_code": event.exit_code}
+        case "state" if event.state in OVER:
+            fields = {"exit_code": event.exit_code}
         case _:
             return None
+    return Chunk(session_id, write_token(session_id, position), event.timestamp, event.state, **fields)
 
 
 def unfinished_line(chunks: Sequence[Chunk]) -> str:
-    """The text after the last line end, if the last that happened was output: what a program asks with."""
+    """Return the text after the last line end, if output came last: the prompt of a program that reads input."""
     if not chunks or not chunks[-1].payload:
         return ""
     tail = b""
@@ -81,13 +78,17 @@ def unfinished_line(chunks: Sequence[Chunk]) -> str:
         if b"\n" in chunk.payload or len(tail) > PROMPT_BYTES:
             break
     line = tail[-PROMPT_BYTES:].rpartition(b"\n")[2]
-    return _UNSEEN.sub(b"", line).decode("utf-8", "replace")
+    return _INVISIBLE.sub(b"", line).decode("utf-8", "replace")
 
 
 def command_chunks(
     session_id: str, command_id: str, since: Position, found: ReadResult, max_bytes: int, *, at: float, state: State
-) -> Piece:
-    """What came after a position of one command of a shell."""
+) -> OutputSlice:
+    """Return the chunks after a position of one command of a shell."""
+
+    def made(position: Position, **fields: Any) -> Chunk:
+        return _command_chunk(session_id, command_id, position, at, state, **fields)
+
     chunks: list[Chunk] = []
     position = since
     room = max_bytes
@@ -99,19 +100,17 @@ def command_chunks(
             gap = gaps.pop(0)
             skipped += gap.length
         if skipped:
-            # A chunk that was lost after part of it was read: that part is not missing.
+            # Part of the lost chunk may have been read before: that part is not missing.
             skipped -= min(skipped, position.part)
             position = Position(since.command, each.seq - 1, 0, position.printed + skipped)
-            chunks.append(
-                _command_chunk(session_id, command_id, position, at, state, stream=each.stream, skipped=skipped)
-            )
-        # The two ends of a chunk whose middle is lost have one number: bytes of it are counted over both.
+            chunks.append(made(position, stream=each.stream, skipped_bytes=skipped))
+        # The two ends of a chunk with a lost middle have one number, so its bytes are counted over both.
         begin = offsets.get(f"{each.stream}{each.seq}", 0)
         offsets[f"{each.stream}{each.seq}"] = begin + len(each.data)
         start = max(0, position.part - begin) if each.seq == position.seq + 1 else 0
         data = each.data[start : start + room]
         if not data and start < len(each.data):
-            return Piece(chunks, position, more=True)
+            return OutputSlice(chunks, position, more=True)
         room -= len(data)
         through = start + len(data)
         printed = position.printed + len(data)
@@ -120,34 +119,18 @@ def command_chunks(
         else:
             position = Position(since.command, each.seq, 0, printed)
         if data:
-            chunks.append(
-                _command_chunk(session_id, command_id, position, at, state, stream=each.stream, payload=data)
-            )
+            chunks.append(made(position, stream=each.stream, payload=data))
         if through < len(each.data):
-            return Piece(chunks, position, more=True)
+            return OutputSlice(chunks, position, more=True)
     for gap in gaps:
         length = gap.length - min(gap.length, position.part)
         position = Position(since.command, position.seq, 0, position.printed + length)
-        chunks.append(
-            _command_chunk(session_id, command_id, position, at, state, stream=gap.stream, skipped=length)
-        )
+        chunks.append(made(position, stream=gap.stream, skipped_bytes=length))
     # The exit has a number of its own, after all output.
-    if found.exited and found.exit_code is not None and found.next_seq - 1 > position.seq:
-        ended = ended_chunk(session_id, command_id, position, found.exit_code, at, state)
-        return Piece([*chunks, ended], done(position))
-    return Piece(chunks, position, more=room <= 0)
-
-
-def done(position: Position) -> Position:
-    """After a command and its end."""
-    return Position(position.command, FINISHED, 0, position.printed)
-
-
-def ended_chunk(
-    session_id: str, command_id: str, position: Position, exit_code: int, at: float, state: State
-) -> Chunk:
-    token = write_token(session_id, done(position))
-    return Chunk(session_id, token, at, state, exit_code=exit_code, command_id=command_id)
+    if found.exited and found.exit_code is not None and found.after_seq > position.seq:
+        end = Position(position.command, FINISHED, 0, position.printed)
+        return OutputSlice([*chunks, made(end, exit_code=found.exit_code)], end)
+    return OutputSlice(chunks, position, more=room <= 0)
 
 
 def lost_chunk(
@@ -159,41 +142,16 @@ def lost_chunk(
     at: float,
     state: State,
 ) -> tuple[Chunk, Position]:
-    """A command that its server no longer keeps: all that was not read of it is gone."""
+    """Return the chunk for a command that its server has dropped: all output that was not read is lost."""
     after = Position(position.command, FINISHED, 0, printed)
     skipped = max(0, printed - position.printed)
-    chunk = Chunk(
-        session_id,
-        write_token(session_id, after),
-        at,
-        state,
-        skipped=skipped,
-        truncated=skipped > 0,
-        exit_code=exit_code,
-        command_id=command_id,
-    )
-    return chunk, after
+    fields = {"skipped_bytes": skipped, "exit_code": exit_code}
+    return _command_chunk(session_id, command_id, after, at, state, **fields), after
 
 
 def _command_chunk(
-    session_id: str,
-    command_id: str,
-    position: Position,
-    at: float,
-    state: State,
-    *,
-    stream: str,
-    payload: bytes = b"",
-    skipped: int = 0,
+    session_id: str, command_id: str, position: Position, at: float, state: State, **fields: Any
 ) -> Chunk:
-    return Chunk(
-        session_id,
-        write_token(session_id, position),
-        at,
-        state,
-        payload=payload,
-        skipped=skipped,
-        truncated=skipped > 0,
-        stream=stream,
-        command_id=command_id,
-    )
+    truncated = fields.get("skipped_bytes", 0) > 0
+    token = write_token(session_id, position)
+    return Chunk(session_id, token, at, state, command_id=command_id, truncated=truncated, **fields)

@@ -1,6 +1,5 @@
-"""What must be there in a sandbox before a session is opened in it, and the plan of what confines it there.
+"""Prepares a sandbox for a session: creates its writable directories, starts the proxy of an allow-list network.
 
-The directories that the session may write to and, if its network is an allow-list, the proxy that lets it through.
 Touches sandboxes through the pool.
 """
 
@@ -15,7 +14,7 @@ from holdfast.exec_api import FileApi
 from holdfast.service.problems import Denied, NotNow
 from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.backend.egress import Egress, is_wanted
-from holdfast.service.sessions.backend.enforcement import Plan, needs_user, plan
+from holdfast.service.sessions.backend.enforcement import EnforcementPlan, needs_user, plan
 from holdfast.service.types import SessionRecord
 from holdfast.types import EnvironmentInfo
 
@@ -30,13 +29,12 @@ class Preparation:
         session_uid: Callable[[str], Awaitable[int]],
         hidden: tuple[str, ...] = (),
     ) -> None:
-        """`session_uid` returns the uid of an agent; `hidden` are paths of the service itself, where a session may
-        be on the same machine."""
+        """`session_uid` returns the uid of an agent; `hidden` are paths of the service on its machine."""
         self._pool = pool
         self._egress = egress
         self._session_uid = session_uid
         self._hidden = hidden
-        #: Of sessions that are prepared and not planned yet.
+        #: The uids of sessions that are prepared and not planned yet.
         self._users: dict[str, int] = {}
 
     async def prepare(self, record: SessionRecord, info: EnvironmentInfo) -> None:
@@ -50,8 +48,8 @@ class Preparation:
                         await _make_workspace(api.files, directory, uid)
                 except FileError as error:
                     raise NotNow(
-                        f"sandbox {record.sandbox!r}: the session's directory {directory} cannot be made: "
-                        f"{error.message}; name one that can be in the rules (workspaces, directories.writable)",
+                        f"sandbox {record.sandbox!r}: cannot create the session's directory {directory}: "
+                        f"{error.message}; name another one in the rules (workspaces, directories.writable)",
                         reason="DIRECTORY_UNAVAILABLE",
                         directory=directory,
                     ) from error
@@ -60,7 +58,7 @@ class Preparation:
         if uid is not None:
             self._users[record.session_id] = uid
 
-    def plan(self, record: SessionRecord, info: EnvironmentInfo) -> Plan:
+    def plan(self, record: SessionRecord, info: EnvironmentInfo) -> EnforcementPlan:
         proxy = self._egress.socket_of(record.session_id)
         uid = self._users.pop(record.session_id, None)
         user = None if uid is None else f"{uid}:{uid}"
@@ -68,11 +66,10 @@ class Preparation:
 
 
 async def _make_workspace(files: FileApi, directory: str, uid: int | None) -> None:
-    """A workspace is its agent's alone, and belongs to the agent's uid, if there is one. An existing one stays as
-    it is.
+    """Create a private workspace that belongs to the agent's uid, if there is one. An existing one is unchanged.
 
-    The agent may have named a directory inside of its own, where another session of it can put links: below one of
-    those nothing is made, or we would do outside what the session may not.
+    The agent may have named a directory inside its own, where another of its sessions can create links. Nothing is
+    created below a link, because the link could point to a directory that the session may not write.
     """
     missing: list[str] = []
     path = directory
@@ -94,12 +91,12 @@ async def _make_workspace(files: FileApi, directory: str, uid: int | None) -> No
         found = await files.stat(path)
         if not missing and found.uid != uid and not found.mode & stat.S_IXOTH:
             raise NotNow(
-                f"{directory} belongs to uid {found.uid} and is closed to the agent's uid {uid}: give it to the "
+                f"{directory} belongs to uid {found.uid}, and the agent's uid {uid} has no access: give it to the "
                 f"agent (chown -R {uid}:{uid} {directory}), or name another directory in the rules",
                 reason="DIRECTORY_UNAVAILABLE",
                 directory=directory,
             )
-        # In a directory of the agent's own with the agent's rights alone: its sessions can put links there.
+        # With the agent's rights in the agent's directory: its sessions can create links there.
         user = str(uid) if found.uid == uid else None
     for each in reversed(missing):
         last = each == directory

@@ -1,7 +1,7 @@
-"""The shell kind of session: each text that is sent is one command, with stdout and stderr apart.
+"""The shell kind of session: each input is one command, with separate stdout and stderr.
 
-Its server records each command by itself and forgets the old ones. What puts them in one order, for every replica
-and over restarts, is the audit log: a command's row is written before it runs, and its number is its place.
+The server in the sandbox records each command separately and drops old ones. The audit log gives commands one order
+in all replicas and across restarts: the row of a command is written before it runs, and its number is the position.
 """
 
 from __future__ import annotations
@@ -17,13 +17,19 @@ from holdfast.client.collect import StreamTails
 from holdfast.errors import HoldfastError, UnknownProcess, UnknownShell
 from holdfast.exec_api import CommandStream, ExecApi
 from holdfast.service.api import Chunk, Control, OutputRead
+from holdfast.service.observability.tracing import Tracer
 from holdfast.service.positions import FINISHED, Position, read_token, write_token
 from holdfast.service.problems import BadToken, Bug, Invalid, NotNow
 from holdfast.service.sessions.backend.connections import SandboxPool
-from holdfast.service.sessions.backend.output import Piece, command_chunks, lost_chunk
-from holdfast.service.sessions.backend.terminal import Now, Ran
+from holdfast.service.sessions.backend.enforcement import EnforcementPlan
+from holdfast.service.sessions.backend.output import OutputSlice, command_chunks, lost_chunk
+from holdfast.service.sessions.backend.session_backend import (
+    BackendStatus,
+    CommandOutcome,
+    SessionBackend,
+    traced,
+)
 from holdfast.service.sessions.following.command_log import CommandLog
-from holdfast.service.sessions.ports import Enforcement
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.types import CloseMode, SessionRecord, State
 from holdfast.types import CommandEnded, CommandSpec, EnvPolicy, ShellSpec, ShellStatus
@@ -31,7 +37,7 @@ from holdfast.types import CommandEnded, CommandSpec, EnvPolicy, ShellSpec, Shel
 _STATES: Final[dict[str, State]] = {"idle": "IDLE", "running": "BUSY", "closed": "CLOSED"}
 
 
-class ShellLive:
+class ShellBackend(SessionBackend):
     """A session with a live shell."""
 
     def __init__(
@@ -39,22 +45,21 @@ class ShellLive:
         record: SessionRecord,
         pool: SandboxPool,
         settings: ServiceSettings,
+        tracer: Tracer,
         commands: CommandLog,
         time: Callable[[], float],
     ) -> None:
-        self._record = record
-        self._id = record.session_id
-        self._pool = pool
-        self._settings = settings
+        super().__init__(record, pool, settings, tracer)
         self._commands = commands
         self._time = time
-        #: Commands that nobody waits for. Their output is taken as it comes, so that they do not wait for a reader.
+        #: Commands without a waiting call. Their output is drained, so that they do not block on a slow reader.
         self._sent: set[asyncio.Task[None]] = set()
 
-    async def open(self, environment: dict[str, str], plan: Enforcement) -> tuple[Now, str]:
+    @traced("open_shell")
+    async def open(self, environment: dict[str, str], plan: EnforcementPlan) -> tuple[BackendStatus, str]:
         record = self._record
         spec = ShellSpec(
-            shell_id=self._id,
+            shell_id=self.session_id,
             shell=record.shell or None,
             cwd=record.initial_cwd or None,
             env=environment,
@@ -62,43 +67,44 @@ class ShellLive:
             limits=plan.limits,
             user=plan.user,
             login=True,
-            start_id=self._id,
+            start_id=self.session_id,
         )
         if plan.confinement is not None:
             spec = msgspec.structs.replace(spec, confinement=plan.confinement)
         async with self._pool.use(record.sandbox) as api:
             status = await api.open_shell(spec)
-        return shell_now(status), write_token(self._id, Position())
+        return _backend_status(status), write_token(self.session_id, Position())
 
-    async def now(self, *, look: bool = True) -> Now:
+    async def status(self, *, input_wait: bool = True) -> BackendStatus:
         async with self._pool.use(self._record.sandbox) as api:
-            return shell_now(await api.describe_shell(self._id))
+            return _backend_status(await api.describe_shell(self.session_id))
 
-    async def settled(self) -> Now:
-        return await self.now()
+    async def status_after_input(self) -> BackendStatus:
+        return await self.status()
 
     # --- commands ------------------------------------------------------------------------------------------------
 
+    @traced("send")
     async def send(
         self, command_id: str, data: bytes, controls: Sequence[Control], *, new_line: bool = False
     ) -> None:
-        self.check_controls(controls)
         if data:
             await self.type_command(command_id, command_text(data))
         async with self._pool.use(self._record.sandbox) as api:
             for number, _ in enumerate(controls):
-                await api.interrupt_shell(self._id, interrupt_id=f"{command_id}.{number}")
+                await api.interrupt_shell(self.session_id, interrupt_id=f"{command_id}.{number}")
 
     def check_controls(self, controls: Sequence[Control]) -> None:
-        """A shell's command has no keys and no size; every signal ends it and what it started."""
+        # A command of a shell has no keys and no size; every signal ends it with its children.
         for control in controls:
             if control.type in ("RESIZE", "CTRL_D"):
                 raise Invalid(
-                    f"actions: {control.type} is for a terminal, and session {self._id!r} has a shell",
+                    f"actions: {control.type} is for a terminal, and session {self.session_id!r} has a shell",
                     reason="NOT_A_TERMINAL",
                     field="actions",
                 )
 
+    @traced("send")
     async def type_command(self, command_id: str, command: str) -> None:
         begun = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(self._take(command_id, command, begun))
@@ -109,26 +115,27 @@ class ShellLive:
             await task
 
     async def _take(self, command_id: str, command: str, begun: asyncio.Future[None]) -> None:
-        """Take what it prints. How it ended is in its record, for the follower."""
+        """Run a command and drain its output. The follower reads its exit from its record."""
         async with self._pool.use(self._record.sandbox) as api:
             await self._check_open(api)
-            stream = api.run_in_shell(self._id, CommandSpec(command_id, command))
+            stream = api.run_in_shell(self.session_id, CommandSpec(command_id, command))
             begun.set_result(None)
-            # A connection that breaks for good ends this, and the command goes on: nothing is withdrawn here.
+            # A permanent failure of the connection ends this task, and the command continues.
             with contextlib.suppress(HoldfastError):
                 async for _ in stream:
                     pass
 
-    async def run(self, command_id: str, command: str, timeout: float, max_bytes: int) -> Ran:
+    @traced("run")
+    async def run(self, command_id: str, command: str, timeout: float, max_bytes: int) -> CommandOutcome:
         async with self._pool.use(self._record.sandbox) as api:
             await self._check_open(api)
-            stream = api.run_in_shell(self._id, CommandSpec(command_id, command, timeout=timeout))
+            stream = api.run_in_shell(self.session_id, CommandSpec(command_id, command, timeout=timeout))
             try:
                 printed, ended = await _collect(stream, max_bytes)
             finally:
-                # A caller that gave up interrupts the command.
+                # The disconnect of the caller interrupts the command.
                 await stream.aclose()
-        return Ran(
+        return CommandOutcome(
             exit_code=ended.exit_code,
             stdout=printed.stdout.value(),
             stderr=printed.stderr.value(),
@@ -140,14 +147,15 @@ class ShellLive:
         )
 
     async def _check_open(self, api: ExecApi) -> None:
-        status = await api.describe_shell(self._id)
+        status = await api.describe_shell(self.session_id)
         if status.state == "closed":
-            raise NotNow(f"session {self._id!r} is closed: {status.reason}", reason="SESSION_CLOSED")
+            raise NotNow(f"session {self.session_id!r} is closed: {status.reason}", reason="SESSION_CLOSED")
 
     # --- output --------------------------------------------------------------------------------------------------
 
+    @traced("read")
     async def read(self, since: str, max_bytes: int, wait: float) -> OutputRead:
-        position = read_token(self._id, since)
+        position = read_token(self.session_id, since)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         chunks: list[Chunk] = []
@@ -172,10 +180,10 @@ class ShellLive:
                     else:
                         break
                 state = await self._state(api)
-        return OutputRead(tuple(chunks), state, write_token(self._id, position), more)
+        return OutputRead(tuple(chunks), state, write_token(self.session_id, position), more)
 
-    async def _step(self, api: ExecApi, position: Position, room: int, wait: float) -> Piece | None:
-        """What comes next of one command. None: there is none yet, and only a row of the log will tell of it."""
+    async def _step(self, api: ExecApi, position: Position, room: int, wait: float) -> OutputSlice | None:
+        """Return the next output of one command; None if there is no command after the position yet."""
         number = position.command
         over = position.seq == FINISHED or number == 0
         following = await self._commands.after(number if over else number - 1)
@@ -191,44 +199,51 @@ class ShellLive:
         except UnknownProcess:
             return await self._lost(position, command_id)
         return command_chunks(
-            self._id, command_id, position, found, room, at=self._time(), state="IDLE" if found.exited else "BUSY"
+            self.session_id,
+            command_id,
+            position,
+            found,
+            room,
+            at=self._time(),
+            state="IDLE" if found.exited else "BUSY",
         )
 
-    async def _lost(self, position: Position, command_id: str) -> Piece | None:
+    async def _lost(self, position: Position, command_id: str) -> OutputSlice | None:
         end = await self._commands.end_of(command_id)
         if end is None:
-            return None  # on its way to the shell, or its end to the log: also that of one that never ran
-        chunk, after = lost_chunk(self._id, command_id, position, *end, self._time(), "IDLE")
-        return Piece([chunk] if chunk.truncated or chunk.exit_code is not None else [], after)
+            return None  # the command has not reached the shell, or its end has not reached the log
+        chunk, after = lost_chunk(self.session_id, command_id, position, *end, self._time(), "IDLE")
+        return OutputSlice([chunk] if chunk.truncated or chunk.exit_code is not None else [], after)
 
     async def _state(self, api: ExecApi) -> State:
-        return shell_now(await api.describe_shell(self._id)).state
+        return _backend_status(await api.describe_shell(self.session_id)).state
 
+    @traced("close")
     async def close(self, mode: CloseMode) -> None:
         record = self._record
         async with self._pool.use(record.sandbox) as api:
             with contextlib.suppress(UnknownShell):
                 await api.close_shell(
-                    self._id,
+                    self.session_id,
                     keep=record.policy.allow_background,
                     grace=self._settings.close_grace if mode == "graceful" else 0.0,
                 )
 
 
 def command_text(data: bytes) -> str:
-    """One call's data as the command that it is."""
+    """Return the input of one call as a command."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
         raise Invalid("data: a command for a shell must be UTF-8", reason="NOT_UTF8", field="data") from None
     text = text.rstrip("\r\n")
     if not text.strip():
-        raise Invalid("data: no command in it", reason="EMPTY_COMMAND", field="data")
+        raise Invalid("data: has no command", reason="EMPTY_COMMAND", field="data")
     return text
 
 
-def shell_now(status: ShellStatus) -> Now:
-    return Now(
+def _backend_status(status: ShellStatus) -> BackendStatus:
+    return BackendStatus(
         state=_STATES[status.state],
         cwd=status.cwd,
         position=status.commands_run,
@@ -244,4 +259,4 @@ async def _collect(stream: CommandStream, max_bytes: int) -> tuple[StreamTails, 
         if isinstance(event, CommandEnded):
             return printed, event
         printed.take(event)
-    raise Bug("the events of a command ended without its end", reason="INTERNAL")
+    raise Bug("the events of a command ended without its exit", reason="INTERNAL")

@@ -1,8 +1,4 @@
-"""One session in its sandbox: opened, typed into, read, stopped and closed; and the terminal kind of it.
-
-The shell kind (`live_shell`) has the same face. Nothing of a session is kept here: what it is and what it printed,
-its sandbox knows, so another replica's object on the same session sees the same.
-"""
+"""The terminal kind of session: an interactive shell on a PTY in the sandbox."""
 
 from __future__ import annotations
 
@@ -11,124 +7,48 @@ import builtins
 import contextlib
 import re
 from collections.abc import Awaitable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from holdfast.errors import InvalidParams, TerminalClosed, UnknownTerminal
 from holdfast.exec_api import ExecApi
-from holdfast.service.api import Chunk, Control, OutputRead, Prompt
+from holdfast.service.api import Chunk, Control, OutputRead, PromptInfo
 from holdfast.service.positions import Position, read_token, write_token
 from holdfast.service.problems import BadToken, NotNow, TooLate
-from holdfast.service.sessions.backend.connections import SandboxPool
-from holdfast.service.sessions.backend.output import PROMPT_BYTES, Piece, terminal_chunks, unfinished_line
-from holdfast.service.sessions.ports import Enforcement
-from holdfast.service.settings import ServiceSettings
-from holdfast.service.types import CloseMode, SessionRecord, State, Struct
+from holdfast.service.sessions.backend.enforcement import EnforcementPlan
+from holdfast.service.sessions.backend.output import PROMPT_BYTES, OutputSlice, terminal_chunks, unfinished_line
+from holdfast.service.sessions.backend.session_backend import (
+    BackendStatus,
+    CommandOutcome,
+    SessionBackend,
+    traced,
+)
+from holdfast.service.types import CloseMode, SessionRecord, State
 from holdfast.types import EnvPolicy, JobsAtClose, TerminalRead, TerminalSize, TerminalSpec, TerminalStatus
 
-#: How long a reader waits for output alone, before it is also looked whether a program asks for input.
+#: How long a read waits for output before it also checks for a program that reads input.
 _MOMENT_SECONDS: Final = 0.02
 _KEYS: Final = {"CTRL_C": b"\x03", "CTRL_D": b"\x04"}
-#: To the end of the line, and delete all before it, in the line editors of bash and zsh.
+#: Moves to the end of the line and deletes all before it, in the line editors of bash and zsh.
 _CLEAR_LINE: Final = b"\x05\x15"
-#: After an interrupt. bash notes one that comes while it does not block in read(2), and acts on it when it has
-#: taken the first byte of the next line: an empty line has none to lose.
+#: After an interrupt. bash defers an interrupt that arrives outside read(2) until it has read the first byte of the
+#: next line, and drops that byte: an empty line has none to lose.
 _NEW_LINE: Final = _CLEAR_LINE + b"\r"
 _LINE_END: Final = re.compile(rb"[\r\n]")
-#: Any other control character may do anything: complete, search, leave the shell.
+#: Any other control character can have any effect: complete, search, leave the shell.
 _KEY: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _PASTE: Final = (b"\x1b[200~", b"\x1b[201~")
 
 
-class Now(Struct, frozen=True):
-    """How a session is now, as its sandbox says."""
-
-    state: State
-    cwd: str = ""
-    prompt: str = ""
-    #: The terminal's position; of a shell how many commands it ran.
-    position: int = 0
-    awaiting_input: bool = False
-    #: It shows a continuation prompt: what is typed is more of a command.
-    continuation: bool = False
-    #: What is typed is not shown: a password.
-    hidden: bool = False
-    #: An interrupt was typed or sent, and no line was entered since: the shell can drop the next line's first byte.
-    interrupted: bool = False
-    #: The program that waits for input is the session's shell, or another shell of that name: `read`.
-    shell_reads: bool = False
-    queue_busy: bool = False
-    last_exit_code: int | None = None
-    exit_code: int | None = None
-    reason: str = ""
-
-    @property
-    def drops_a_byte(self) -> bool:
-        """Whether the shell, at its prompt, can drop the first byte of its next line: input needs a new line."""
-        return self.interrupted and self.state == "IDLE"
-
-
-class Ran(Struct, frozen=True):
-    """How a command ended that was run to its end."""
-
-    exit_code: int
-    stdout: bytes
-    stderr: bytes
-    duration: float
-    state: State
-    cwd: str = ""
-    timed_out: bool = False
-    truncated: bool = False
-
-
-class Live(Protocol):
-    """What a session of either kind can do. Errors are `Problem`s."""
-
-    async def open(self, environment: dict[str, str], plan: Enforcement) -> tuple[Now, str]:
-        """Start it and wait for its first prompt: how it is, and the token after what is shown."""
-        ...
-
-    async def now(self, *, look: bool = True) -> Now:
-        """Without a look, which is quicker, it is not known whether a program waits for input."""
-        ...
-
-    async def settled(self) -> Now:
-        """The same after something was typed: what waits to be run makes it BUSY."""
-        ...
-
-    async def send(
-        self, command_id: str, data: bytes, controls: Sequence[Control], *, new_line: bool = False
-    ) -> None:
-        """Type and signal; with `new_line`, `data` begins on a new, empty line of the shell."""
-        ...
-
-    async def type_command(self, command_id: str, command: str) -> None:
-        """Have it run, whatever stands on the line; nobody waits for its end."""
-        ...
-
-    async def run(self, command_id: str, command: str, timeout: float, max_bytes: int) -> Ran: ...
-
-    async def read(self, since: str, max_bytes: int, wait: float) -> OutputRead: ...
-
-    async def close(self, mode: CloseMode) -> None:
-        """End it; one that is closed or gone already is closed."""
-        ...
-
-
-class TerminalLive:
+class TerminalBackend(SessionBackend):
     """A session with a terminal."""
 
-    def __init__(self, record: SessionRecord, pool: SandboxPool, settings: ServiceSettings) -> None:
-        self._record = record
-        self._id = record.session_id
-        self._pool = pool
-        self._settings = settings
-
-    async def open(self, environment: dict[str, str], plan: Enforcement) -> tuple[Now, str]:
+    @traced("open_terminal")
+    async def open(self, environment: dict[str, str], plan: EnforcementPlan) -> tuple[BackendStatus, str]:
         record = self._record
         spec = TerminalSpec(
-            terminal_id=self._id,
+            terminal_id=self.session_id,
             argv=(record.shell,) if record.shell else None,
             size=TerminalSize(record.rows, record.cols),
             cwd=record.initial_cwd or None,
@@ -136,25 +56,26 @@ class TerminalLive:
             env_policy=EnvPolicy.minimal(*record.policy.inherited_variables),
             limits=plan.limits,
             user=plan.user,
-            start_id=self._id,
+            start_id=self.session_id,
         )
         if plan.confinement is not None:
             spec = msgspec.structs.replace(spec, confinement=plan.confinement)
         async with self._pool.use(record.sandbox) as api:
             status = await api.open_terminal(spec)
             if status.integration:
-                _, status = await api.wait_terminal(self._id, "idle", timeout=self._settings.prompt_seconds)
-            shown = terminal_chunks(self._id, Position(), await api.read_terminal(self._id))
-        return _terminal_now(status), write_token(self._id, shown.position)
+                _, status = await api.wait_terminal(self.session_id, "idle", timeout=self._settings.prompt_seconds)
+            shown = terminal_chunks(self.session_id, Position(), await api.read_terminal(self.session_id))
+        return _backend_status(status), write_token(self.session_id, shown.position)
 
-    async def now(self, *, look: bool = True) -> Now:
+    async def status(self, *, input_wait: bool = True) -> BackendStatus:
         async with self._pool.use(self._record.sandbox) as api:
-            return _terminal_now(await api.describe_terminal(self._id, look=look))
+            return _backend_status(await api.describe_terminal(self.session_id, look=input_wait))
 
-    async def settled(self) -> Now:
+    async def status_after_input(self) -> BackendStatus:
         async with self._pool.use(self._record.sandbox) as api:
-            return _terminal_now(await self._settled(api))
+            return _backend_status(await self._after_input(api))
 
+    @traced("send")
     async def send(
         self, command_id: str, data: bytes, controls: Sequence[Control], *, new_line: bool = False
     ) -> None:
@@ -165,34 +86,32 @@ class TerminalLive:
 
     async def _send(self, api: ExecApi, command_id: str, data: bytes, controls: Sequence[Control]) -> None:
         if data:
-            await api.write(self._id, data, write_id=command_id)
+            await api.write(self.session_id, data, write_id=command_id)
         for number, control in enumerate(controls):
             action_id = f"{command_id}.{number}"
             if control.type in _KEYS:
-                await api.write(self._id, _KEYS[control.type], write_id=action_id)
+                await api.write(self.session_id, _KEYS[control.type], write_id=action_id)
             elif control.type == "RESIZE":
-                await api.resize(self._id, TerminalSize(control.rows, control.cols))
+                await api.resize(self.session_id, TerminalSize(control.rows, control.cols))
             else:
-                await api.signal(self._id, control.type, signal_id=action_id)
+                await api.signal(self.session_id, control.type, signal_id=action_id)
 
     async def line_begun(self, timeout: float) -> bool:
-        """Wait until the shell has begun or dropped each line typed at its prompt; False after the timeout."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         async with self._pool.use(self._record.sandbox) as api:
             while True:
-                idle, status = await api.wait_terminal(self._id, "idle", timeout=0.0)
+                idle, status = await api.wait_terminal(self.session_id, "idle", timeout=0.0)
                 left = deadline - loop.time()
                 if idle or status.state != "IDLE" or left <= 0:
                     return idle or status.state != "IDLE"
-                # The mark of the beginning of a command is a change; so is that the shell waits for input again.
-                await api.wait_terminal(self._id, "change", timeout=left, changes=status.changes)
+                # The mark at the start of a command is a change, and so is the next read of the shell.
+                await api.wait_terminal(self.session_id, "change", timeout=left, changes=status.changes)
 
-    async def input_awaited(self, timeout: float) -> Now:
-        """Wait until the shell or a program waits for input; how the session is then, or after the timeout."""
+    async def input_awaited(self, timeout: float) -> BackendStatus:
         async with self._pool.use(self._record.sandbox) as api:
-            _, status = await api.wait_terminal(self._id, "awaitingInput", timeout=timeout)
-        return _terminal_now(status)
+            _, status = await api.wait_terminal(self.session_id, "awaitingInput", timeout=timeout)
+        return _backend_status(status)
 
     async def _in_time(self, work: Awaitable[None]) -> None:
         limit = self._settings.input_seconds
@@ -201,33 +120,39 @@ class TerminalLive:
                 await work
         except builtins.TimeoutError:
             raise TooLate(
-                f"session {self._id!r}: what runs there did not take the input within {limit:g} s",
+                f"session {self.session_id!r}: the program did not read the input within {limit:g} s",
                 reason="INPUT_NOT_TAKEN",
             ) from None
 
+    @traced("send")
     async def type_command(self, command_id: str, command: str) -> None:
         text = command.rstrip("\r\n").encode()
         async with self._pool.use(self._record.sandbox) as api:
-            if (await api.describe_terminal(self._id, look=False)).continuation:
-                # It would be typed into the command that is not complete, and run as something else.
-                await self._in_time(api.write(self._id, _KEYS["CTRL_C"], write_id=f"{command_id}.line"))
-            at_prompt, status = await api.wait_terminal(self._id, "idle", timeout=self._settings.input_seconds)
+            if (await api.describe_terminal(self.session_id, look=False)).continuation:
+                # The text would become part of the incomplete command.
+                await self._in_time(api.write(self.session_id, _KEYS["CTRL_C"], write_id=f"{command_id}.line"))
+            at_prompt, status = await api.wait_terminal(
+                self.session_id, "idle", timeout=self._settings.input_seconds
+            )
             if not at_prompt:
-                raise NotNow(f"session {self._id!r} shows no prompt: it is {status.state}", reason="SESSION_BUSY")
+                raise NotNow(
+                    f"session {self.session_id!r} shows no prompt: it is {status.state}", reason="SESSION_BUSY"
+                )
             if not text.isascii() or any(byte < 0x20 or byte == 0x7F for byte in text):
                 if _PASTE[1] in text or not status.bracketed_paste:
-                    raise InvalidParams("the command holds keys that cannot be typed as text here")
+                    raise InvalidParams("the command has keys that cannot be typed as text here")
                 text = text.join(_PASTE)
             begin = _NEW_LINE if status.interrupted else _CLEAR_LINE
-            await self._in_time(api.write(self._id, begin + text + b"\r", write_id=command_id))
+            await self._in_time(api.write(self.session_id, begin + text + b"\r", write_id=command_id))
 
-    async def run(self, command_id: str, command: str, timeout: float, max_bytes: int) -> Ran:
+    @traced("run")
+    async def run(self, command_id: str, command: str, timeout: float, max_bytes: int) -> CommandOutcome:
         async with self._pool.use(self._record.sandbox) as api:
             ended = await api.run_in_terminal(
-                self._id, command, timeout=timeout, max_bytes=max_bytes, run_id=command_id
+                self.session_id, command, timeout=timeout, max_bytes=max_bytes, run_id=command_id
             )
-            cwd = (await api.describe_terminal(self._id, look=False)).cwd
-        return Ran(
+            cwd = (await api.describe_terminal(self.session_id, look=False)).cwd
+        return CommandOutcome(
             exit_code=ended.exit_code,
             stdout=ended.output,
             stderr=b"",
@@ -238,52 +163,53 @@ class TerminalLive:
             truncated=ended.truncated,
         )
 
+    @traced("read")
     async def read(self, since: str, max_bytes: int, wait: float) -> OutputRead:
-        position = read_token(self._id, since)
+        position = read_token(self.session_id, since)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         async with self._pool.use(self._record.sandbox) as api:
-            found = await api.read_terminal(self._id, since=position.seq, max_bytes=max_bytes)
+            found = await api.read_terminal(self.session_id, since=position.seq, max_bytes=max_bytes)
             if found.token < position.seq:
                 raise BadToken("since: a position that this session has not reached", reason="BAD_TOKEN")
             if found.token == position.seq and not found.closed and wait > 0:
-                # Who was told that a program waits for input, and types nothing, is not told again.
+                # A prompt of a program is reported once at a position.
                 asked = found.state in ("BUSY", "RUNNING") and not position.part
-                reading = api.read_terminal(self._id, since=position.seq, max_bytes=max_bytes, wait=wait)
+                reading = api.read_terminal(self.session_id, since=position.seq, max_bytes=max_bytes, wait=wait)
                 found = await (self._first(api, reading, wait) if asked else reading) or found
-            piece = terminal_chunks(self._id, position, found)
-            asked_with: Prompt | None = None
+            piece = terminal_chunks(self.session_id, position, found)
+            prompt: PromptInfo | None = None
             if found.state in ("BUSY", "RUNNING"):
-                asks = await self._asked(api, position, piece, deadline - loop.time())
-                piece, asked_with = asks or (piece, None)
+                asks = await self._program_prompt(api, position, piece, deadline - loop.time())
+                piece, prompt = asks or (piece, None)
             state: State = found.state
             if state == "IDLE" and not (piece.chunks and piece.chunks[-1].prompt):
-                state = (await self._settled(api)).state
+                state = (await self._after_input(api)).state
         printed = sum(len(chunk.payload) for chunk in piece.chunks)
-        if asked_with is not None:
-            piece = _with_prompt(self._id, piece, asked_with, found.state)
-        token = write_token(self._id, piece.position)
+        if prompt is not None:
+            piece = _with_prompt(self.session_id, piece, prompt, found.state)
+        token = write_token(self.session_id, piece.position)
         return OutputRead(tuple(piece.chunks), state, token, more=printed >= max_bytes)
 
-    async def _settled(self, api: ExecApi) -> TerminalStatus:
-        """The status; of a terminal that shows a prompt BUSY, if a line that was typed there has not begun yet."""
+    async def _after_input(self, api: ExecApi) -> TerminalStatus:
+        """Return the status; BUSY if a line that was typed at the prompt has not begun."""
         try:
-            idle, status = await api.wait_terminal(self._id, "idle", timeout=0.0)
+            idle, status = await api.wait_terminal(self.session_id, "idle", timeout=0.0)
         except TerminalClosed:
-            return await api.describe_terminal(self._id)
+            return await api.describe_terminal(self.session_id)
         waiting = status.state == "IDLE" and not idle
         return msgspec.structs.replace(status, state="BUSY") if waiting else status
 
     async def _first(self, api: ExecApi, reading: Awaitable[TerminalRead], wait: float) -> TerminalRead | None:
-        """What is read; None if a program waits for input before there is anything."""
+        """Return the read; None if a program reads input before there is output."""
         news = asyncio.ensure_future(reading)
         asking: asyncio.Future[tuple[bool, TerminalStatus]] | None = None
         try:
-            # Most programs print or end before they would ask, and to see who waits is a look at all processes.
+            # Most programs print or end before they read input, and the check scans all processes.
             await asyncio.wait([news], timeout=min(wait, _MOMENT_SECONDS))
             if news.done():
                 return await news
-            asking = asyncio.ensure_future(api.wait_terminal(self._id, "awaitingInput", timeout=wait))
+            asking = asyncio.ensure_future(api.wait_terminal(self.session_id, "awaitingInput", timeout=wait))
             await asyncio.wait([news, asking], return_when=asyncio.FIRST_COMPLETED)
             if not news.done() and asking.exception() is None:
                 reached, status = asking.result()
@@ -296,60 +222,68 @@ class TerminalLive:
                 asking.cancel()
             await asyncio.gather(news, *filter(None, [asking]), return_exceptions=True)
 
-    async def _asked(self, api: ExecApi, since: Position, piece: Piece, left: float) -> tuple[Piece, Prompt] | None:
-        """If a program asks for input, and that is news to a reader who was at `since`: with what, and all that was
-        printed before it asked."""
+    async def _program_prompt(
+        self, api: ExecApi, since: Position, piece: OutputSlice, left: float
+    ) -> tuple[OutputSlice, PromptInfo] | None:
+        """Return the prompt of a program that reads input, and all output before it.
+
+        None if no program reads input, or if a reader at `since` already has the prompt.
+        """
         line = unfinished_line(piece.chunks)
         if piece.chunks and not line:
-            return None  # it printed whole lines, or more happened: it does not ask, or the next read tells
+            return None  # whole lines, or an event: no prompt, or the next read reports it
         if not piece.chunks and (since.part or piece.position.seq != since.seq):
             return None
         settle = min(left, self._settings.settle_seconds)
         if line and settle > 0:
-            # It printed a prompt, and is about to read: the kernel tells a moment later.
-            _, status = await api.wait_terminal(self._id, "awaitingInput", timeout=settle)
+            # The program printed a prompt and is about to read; the kernel shows the read a moment later.
+            _, status = await api.wait_terminal(self.session_id, "awaitingInput", timeout=settle)
         else:
-            status = await api.describe_terminal(self._id)
+            status = await api.describe_terminal(self.session_id)
         if not status.awaiting_input or not _runs(status):
             return None
-        # What came meanwhile belongs before it; and the line that it asks with may have begun in an earlier read.
+        # Output since then belongs before the prompt. The line of the prompt may begin in an earlier read.
         rest = terminal_chunks(
-            self._id, piece.position, await api.read_terminal(self._id, since=piece.position.seq)
+            self.session_id, piece.position, await api.read_terminal(self.session_id, since=piece.position.seq)
         )
-        whole = Piece([*piece.chunks, *rest.chunks], rest.position)
+        whole = OutputSlice([*piece.chunks, *rest.chunks], rest.position)
         before = max(0, whole.position.seq - PROMPT_BYTES)
-        shown = await api.read_terminal(self._id, since=before, max_bytes=whole.position.seq - before)
+        shown = await api.read_terminal(self.session_id, since=before, max_bytes=whole.position.seq - before)
         if shown.state not in ("BUSY", "RUNNING"):
             return None
-        line = unfinished_line(terminal_chunks(self._id, Position(), shown).chunks)
-        return whole, Prompt(line, awaiting_input=True, password=bool(status.password_prompt))
+        line = unfinished_line(terminal_chunks(self.session_id, Position(), shown).chunks)
+        return whole, PromptInfo(line, awaiting_input=True, password=bool(status.password_prompt))
 
+    @traced("close")
     async def close(self, mode: CloseMode) -> None:
         record = self._record
         jobs: JobsAtClose = "keep" if record.policy.allow_background else "kill"
         async with self._pool.use(record.sandbox) as api:
             with contextlib.suppress(UnknownTerminal):
                 await api.close_terminal(
-                    self._id, mode=mode, jobs=jobs, grace=self._settings.close_grace if mode == "graceful" else 0.0
+                    self.session_id,
+                    mode=mode,
+                    jobs=jobs,
+                    grace=self._settings.close_grace if mode == "graceful" else 0.0,
                 )
 
 
-def begins_a_line(record: SessionRecord, now: Now, data: bytes, controls: Sequence[Control]) -> bool:
-    """Whether a whole line was typed at a terminal's prompt.
+def begins_a_line(record: SessionRecord, now: BackendStatus, data: bytes, controls: Sequence[Control]) -> bool:
+    """Return whether a whole line was typed at a terminal's prompt.
 
-    Then it is BUSY with that and need not be asked, for which its server looks at all processes.
+    The terminal is then BUSY, and no query of its status, which scans all processes, is needed.
     """
     at_prompt = record.kind == "terminal" and now.state == "IDLE" and not controls
     return at_prompt and _LINE_END.search(data) is not None and _KEY.search(data) is None
 
 
 def _runs(status: TerminalStatus) -> bool:
-    """Whether a program may ask for input. A continuation prompt is told as such, with its event."""
+    """Return whether a program can read input. A continuation prompt has its own event."""
     return status.state in ("BUSY", "RUNNING") and not status.continuation
 
 
-def _terminal_now(status: TerminalStatus) -> Now:
-    return Now(
+def _backend_status(status: TerminalStatus) -> BackendStatus:
+    return BackendStatus(
         state=status.state,
         cwd=status.cwd,
         prompt=status.prompt or "",
@@ -366,11 +300,11 @@ def _terminal_now(status: TerminalStatus) -> Now:
     )
 
 
-def _with_prompt(session_id: str, piece: Piece, asks: Prompt, state: State) -> Piece:
-    """The same, and the reader has been told that a program waits."""
-    told = piece.position._replace(part=1)
-    token = write_token(session_id, told)
+def _with_prompt(session_id: str, piece: OutputSlice, asks: PromptInfo, state: State) -> OutputSlice:
+    """Return the slice with the prompt of a program, and with a position that marks the prompt as reported."""
+    reported = piece.position._replace(part=1)
+    token = write_token(session_id, reported)
     if not piece.chunks:
-        return Piece([Chunk(session_id, token, 0.0, state, prompt=asks)], told)
+        return OutputSlice([Chunk(session_id, token, 0.0, state, prompt=asks)], reported)
     *earlier, last = piece.chunks
-    return Piece([*earlier, msgspec.structs.replace(last, prompt=asks, token=token)], told)
+    return OutputSlice([*earlier, msgspec.structs.replace(last, prompt=asks, token=token)], reported)

@@ -1,1 +1,1 @@
-"""Following sessions: leases, events, and the rows that are written of a session."""
+"""Follows sessions: leases, audit rows, events."""

@@ -1,23 +1,19 @@
 """The commands of one shell session in the order of the audit log. Reads the store, keeps nothing.
 
-What a shell's server keeps of its commands it keeps by their ids; the log says which there were, and how those
-ended that it no longer keeps.
+The server of a shell keeps the latest commands by their ids. The log has all commands, and the ends of those that
+the server has dropped.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Final, NamedTuple
-
-import msgspec
+from typing import Final, NamedTuple
 
 from holdfast.service.api import AuditFilter
-from holdfast.service.sessions.following.events import NoticeBell, Watch
-from holdfast.service.sessions.ports import SessionStore, page_after
-from holdfast.service.store.types import Page
-from holdfast.service.types import AuditRow
+from holdfast.service.sessions.following.events import NoticeHub, Watch
+from holdfast.service.sessions.ports import SessionStore, body_of, first_row, page_after
 
-#: A reader that keeps up needs the last one or two.
+#: A reader without a backlog needs the last one or two.
 _PAGE: Final = 4
 
 
@@ -30,32 +26,28 @@ class LoggedCommand(NamedTuple):
 
 
 class CommandLog:
-    """What the log has of a session's commands."""
+    """The commands of one session in the audit log."""
 
-    def __init__(self, store: SessionStore, bell: NoticeBell, session_id: str) -> None:
+    def __init__(self, store: SessionStore, notices: NoticeHub, session_id: str) -> None:
         self._store = store
-        self._bell = bell
+        self._notices = notices
         self._id = session_id
 
     def watch(self) -> AbstractContextManager[Watch]:
-        """Rung when a row is added."""
-        return self._bell.watch(self._id)
+        """Return a watch for new rows of the session."""
+        return self._notices.watch(self._id)
 
     async def after(self, number: int) -> list[LoggedCommand]:
-        """The next of those whose rows come after this one."""
+        """Return the next commands after this row."""
         which = AuditFilter(session_id=self._id, kinds=("command",))
         rows, _ = await self._store.rows(which, page_after(_PAGE, number))
         return [LoggedCommand(row.seq, row.command_id, row.at) for row in rows]
 
     async def end_of(self, command_id: str) -> tuple[int, int | None] | None:
-        """How much a command printed, and its exit code; None if its end is not written down."""
-        which = AuditFilter(session_id=self._id, command_id=command_id, kinds=("command_ended",))
-        rows, _ = await self._store.rows(which, Page(1))
-        if not rows:
+        """Return the output size and the exit code of a command; None if its end is not in the log."""
+        kinds = ("command_ended",)
+        row = await first_row(self._store, session_id=self._id, command_id=command_id, kinds=kinds)
+        if row is None:
             return None
-        body = _body(rows[0])
+        body = body_of(row)
         return int(body.get("output_bytes", 0)), body.get("exit_code")
-
-
-def _body(row: AuditRow) -> dict[str, Any]:
-    return msgspec.json.decode(row.body, type=dict[str, Any])

@@ -1,8 +1,8 @@
-"""Events for whoever subscribed, and the bell that wakes all who wait for a row of the audit log.
+"""Subscriptions to events, and the hub that distributes the store's notices of new audit rows.
 
-An event is a row of kind `event`. A subscription reads rows from the store at its own speed, and waits for the
-store's notices between: nothing is queued for it, whoever is slow holds back nobody, and whoever was cut off reads
-on after its token.
+An event is a row of kind `event`. A subscription reads rows from the store at its own speed and waits for notices
+in between. Nothing is queued for it, so a slow subscriber delays only itself, and one that reconnects resumes after
+its token.
 """
 
 from __future__ import annotations
@@ -11,32 +11,34 @@ import asyncio
 import base64
 import binascii
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.service.api import AuditFilter, Event
-from holdfast.service.clock import Clock, sleep
+from holdfast.service.api import AuditFilter, SessionEvent
+from holdfast.service.clock import WallClock, sleep
 from holdfast.service.problems import BadToken, NotFound, Problem
-from holdfast.service.sessions.ports import SessionStore, page_after
-from holdfast.service.store.types import MISSED, Notice, Page
+from holdfast.service.sessions.ports import SessionStore, body_of, first_row, page_after
+from holdfast.service.store.types import MISSED, Page, RowNotice
 from holdfast.service.types import AuditEntry, AuditRow, Caller, EventType, SessionRecord, State
 
 _PAGE: Final = 100
-#: The watchers of all sessions; no session has this id, and the service's own stream has the empty one.
+#: The key of watches on all sessions; no session has this id, and the stream of the service has the empty id.
 _ANY: Final = "*"
-#: Sessions that a subscription remembers, its own and others'.
-_MAX_REMEMBERED: Final = 10_000
-#: How soon the notices are asked for again after the database failed.
-_AGAIN_SECONDS: Final = 1.0
+#: Sessions that a subscription keeps in memory, those of the caller and others.
+_MAX_SESSIONS: Final = 10_000
+#: The pause before the hub listens again after a failure of the database.
+_RETRY_SECONDS: Final = 1.0
+
+_Found = TypeVar("_Found")
 
 
-class NoticeBell:
-    """One reader of the store's notices for all who wait in this replica."""
+class NoticeHub:
+    """Reads the store's notices once for all watches of this replica."""
 
-    def __init__(self, store: SessionStore, clock: Clock) -> None:
+    def __init__(self, store: SessionStore, clock: WallClock) -> None:
         self._store = store
         self._clock = clock
         self._watchers: dict[str, set[Watch]] = {}
@@ -52,7 +54,7 @@ class NoticeBell:
 
     @contextmanager
     def watch(self, session_id: str = "") -> Iterator[Watch]:
-        """Rung for each row of this session, or of any."""
+        """Return a watch for the rows of this session, or of all."""
         session_id = session_id or _ANY
         watch = Watch()
         self._watchers.setdefault(session_id, set()).add(watch)
@@ -63,34 +65,47 @@ class NoticeBell:
             if not self._watchers[session_id]:
                 del self._watchers[session_id]
 
+    async def until(
+        self, session_id: str, find: Callable[[], Awaitable[_Found | None]], seconds: float
+    ) -> _Found | None:
+        """Call `find` after each row of a session, until it returns a result; None after the timeout."""
+        with self.watch(session_id) as watch, contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while True:
+                    watch.clear()
+                    if (found := await find()) is not None:
+                        return found
+                    await watch.wait()
+        return None
+
     async def _listen(self) -> None:
         while True:
-            # The store reconnects by itself; this is for what it does not survive.
+            # The store reconnects by itself; this handles its permanent failures.
             with contextlib.suppress(Problem):
                 async for notice in self._store.listen():
-                    self._ring(notice)
-            self._ring(MISSED)
-            await sleep(self._clock, _AGAIN_SECONDS)
+                    self._notify(notice)
+            self._notify(MISSED)
+            await sleep(self._clock, _RETRY_SECONDS)
 
-    def _ring(self, notice: Notice) -> None:
+    def _notify(self, notice: RowNotice) -> None:
         if notice == MISSED:
             for watch in [each for all_ in self._watchers.values() for each in all_]:
-                watch.ring(notice)
+                watch.notify(notice)
             return
         for key in (notice.session_id, _ANY):
             for watch in self._watchers.get(key, ()):
-                watch.ring(notice)
+                watch.notify(notice)
 
 
 class Watch:
-    """Whether something came since it was last cleared, and the first row of it in each session."""
+    """The notices since the last `clear`: the first new row of each session."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self.first: dict[str, int] = {}
         self.missed = False
 
-    def ring(self, notice: Notice) -> None:
+    def notify(self, notice: RowNotice) -> None:
         if notice == MISSED:
             self.missed = True
         else:
@@ -106,12 +121,17 @@ class Watch:
         await self._event.wait()
 
 
-class _Place(NamedTuple):
-    """Of an event among all: events are told in this order, and those of one session without a gap."""
+class _EventPosition(NamedTuple):
+    """The position of an event among all events, which are delivered in this order."""
 
     at: float
     session_id: str
     seq: int
+
+
+def audit_entry(record: SessionRecord, at: float, kind: str, command_id: str = "", /, **body: Any) -> AuditEntry:
+    """Return an audit row of a session."""
+    return AuditEntry(record.session_id, at, record.agent_id, kind, command_id, body)
 
 
 def event_entry(
@@ -124,39 +144,39 @@ def event_entry(
     state: State | None = None,
     command_id: str = "",
 ) -> AuditEntry:
-    """The row of an event."""
-    body: dict[str, Any] = {"type": type, "detail": detail, "state": state or record.state}
-    if approval_id:
-        body["approval_id"] = approval_id
-    return AuditEntry(record.session_id, at, record.agent_id, "event", command_id, body)
+    """Return the audit row of an event."""
+    ids = {"approval_id": approval_id} if approval_id else {}
+    return audit_entry(
+        record, at, "event", command_id, type=type, detail=detail, state=state or record.state, **ids
+    )
 
 
 class EventStreams:
     """`SubscribeSessionEvents`."""
 
-    def __init__(self, store: SessionStore, bell: NoticeBell, clock: Clock) -> None:
+    def __init__(self, store: SessionStore, notices: NoticeHub, clock: WallClock) -> None:
         self._store = store
-        self._bell = bell
+        self._notices = notices
         self._clock = clock
 
     async def subscribe(
         self, caller: Caller, session_id: str, since: str, types: Sequence[EventType]
-    ) -> AsyncIterator[Event]:
-        """Those that were missed, then those that come. One session's end with that session."""
+    ) -> AsyncGenerator[SessionEvent, None]:
+        """Yield the events after `since`, then new ones. A subscription to one session ends with it."""
         agent_id = "" if caller.role == "operator" else caller.agent_id
-        place = _read_place(since) if since else None
-        with self._bell.watch(session_id) as watch:
+        position = _read_position(since) if since else None
+        with self._notices.watch(session_id) as watch:
             start = self._clock.time()
-            #: The last that was told of each session, and sessions of others, whose notices are not looked into.
-            told: dict[str, int] = {}
+            #: The last delivered row of each session, and sessions of other agents, to ignore their notices.
+            delivered: dict[str, int] = {}
             others: set[str] = set()
             if session_id:
-                told[session_id] = place.seq if place else await self._last_seq(session_id)
-                watch.ring(Notice(session_id, told[session_id] + 1))
-            elif place is not None:
+                delivered[session_id] = position.seq if position else await self._last_seq(session_id)
+                watch.notify(RowNotice(session_id, delivered[session_id] + 1))
+            elif position is not None:
                 which = AuditFilter(agent_id=agent_id, kinds=("event",))
-                async for row in self._after(which, *place):
-                    told[row.session_id] = row.seq
+                async for row in self._after(which, *position):
+                    delivered[row.session_id] = row.seq
                     start = max(start, row.at)
                     if (event := _event(row, types)) is not None:
                         yield event
@@ -167,23 +187,23 @@ class EventStreams:
                 if missed:
                     first |= await self._all_since(session_id, agent_id, start)
                 for each, seq in first.items():
-                    if each in others or (each not in told and await self._is_others(each, agent_id)):
-                        if len(others) >= _MAX_REMEMBERED:
+                    if each in others or (each not in delivered and await self._is_others(each, agent_id)):
+                        if len(others) >= _MAX_SESSIONS:
                             others.clear()
                         others.add(each)
                         continue
                     over = False
                     which = AuditFilter(session_id=each, agent_id=agent_id, kinds=("event",))
-                    async for row in self._after(which, told.get(each, seq - 1)):
-                        told[each] = row.seq
+                    async for row in self._after(which, delivered.get(each, seq - 1)):
+                        delivered[each] = row.seq
                         if (event := _event(row, types)) is not None:
                             yield event
                         over = over or _type_of(row) in ("SESSION_CLOSED", "SESSION_ERROR")
                     if session_id and (over or (await self._store.session(session_id)).over):
                         return
-                    # A session that is over is remembered for a while: notices may come after the rows were read.
-                    if len(told) > _MAX_REMEMBERED:
-                        del told[next(iter(told))]
+                    # Sessions that are over stay for a while: notices may arrive after their rows were read.
+                    if len(delivered) > _MAX_SESSIONS:
+                        del delivered[next(iter(delivered))]
 
     async def _is_others(self, session_id: str, agent_id: str) -> bool:
         if not agent_id:
@@ -191,10 +211,10 @@ class EventStreams:
         try:
             return (await self._store.session(session_id)).agent_id != agent_id
         except NotFound:
-            return True  # the service's own stream
+            return True  # the stream of the service
 
     async def _all_since(self, session_id: str, agent_id: str, start: float) -> dict[str, int]:
-        """Some notices did not come: what there was since the start, for each session from its first."""
+        """Return the first event of each session since the start, after notices were lost."""
         if session_id:
             return {session_id: 1}
         first: dict[str, int] = {}
@@ -203,8 +223,8 @@ class EventStreams:
         return first
 
     async def _last_seq(self, session_id: str) -> int:
-        rows, _ = await self._store.rows(AuditFilter(session_id=session_id, newest_first=True), Page(1))
-        return rows[0].seq if rows else 0
+        last = await first_row(self._store, session_id=session_id, newest_first=True)
+        return 0 if last is None else last.seq
 
     async def _after(self, which: AuditFilter, *position: float | str) -> AsyncIterator[AuditRow]:
         page = page_after(_PAGE, *position) if position else Page(_PAGE)
@@ -217,32 +237,32 @@ class EventStreams:
             page = Page(_PAGE, token)
 
 
-def _event(row: AuditRow, types: Sequence[EventType]) -> Event | None:
-    body = msgspec.json.decode(row.body)
+def _event(row: AuditRow, types: Sequence[EventType]) -> SessionEvent | None:
+    body = body_of(row)
     if types and body["type"] not in types:
         return None
-    return Event(
+    return SessionEvent(
         session_id=row.session_id,
         type=body["type"],
         detail=body["detail"],
-        token=_write_place(_Place(row.at, row.session_id, row.seq)),
-        at=row.at,
+        token=_write_position(_EventPosition(row.at, row.session_id, row.seq)),
+        timestamp=row.at,
         approval_id=body.get("approval_id", ""),
         state=body["state"],
     )
 
 
 def _type_of(row: AuditRow) -> str:
-    return str(msgspec.json.decode(row.body)["type"])
+    return str(body_of(row)["type"])
 
 
-def _write_place(place: _Place) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode(list(place))).decode().rstrip("=")
+def _write_position(position: _EventPosition) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(list(position))).decode().rstrip("=")
 
 
-def _read_place(token: str) -> _Place:
+def _read_position(token: str) -> _EventPosition:
     try:
-        place = msgspec.json.decode(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)), type=list[Any])
-        return msgspec.convert(tuple(place), _Place)
+        position = msgspec.json.decode(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)), type=list[Any])
+        return msgspec.convert(tuple(position), _EventPosition)
     except (binascii.Error, UnicodeError, ValueError, msgspec.MsgspecError):
-        raise BadToken("since: no token of an event", reason="BAD_TOKEN") from None
+        raise BadToken("since: not a token of an event", reason="BAD_TOKEN") from None

@@ -1,8 +1,7 @@
-"""Writes down what happens in one session, from the position up to which that was done: one task for each session
-whose lease is ours.
+"""Appends the events of one session to the audit log, in one task for each session with a lease of this replica.
 
-It waits in the sandbox's server and reads when something happened. Its rows go to the log in one transaction with
-the position and under the lease's epoch: another replica that goes on after us loses nothing and doubles nothing.
+The follower long-polls the sandbox's server. Its rows are written in one transaction with the position and under
+the epoch of the lease, so another replica that takes over loses no row and repeats none.
 """
 
 from __future__ import annotations
@@ -14,66 +13,55 @@ from typing import Any, Final, Literal
 import msgspec
 
 from holdfast.errors import HoldfastError, SandboxGone
-from holdfast.service.api import AuditFilter
-from holdfast.service.clock import Clock, sleep
+from holdfast.service.clock import sleep
 from holdfast.service.problems import NotNow, Problem
-from holdfast.service.sessions.backend.connections import SandboxPool, is_gone
-from holdfast.service.sessions.following.events import NoticeBell, event_entry
-from holdfast.service.sessions.ports import Redact, SessionStore, Tell, Told
-from holdfast.service.settings import ServiceSettings
-from holdfast.service.store.types import Fence, Lease, Page
-from holdfast.service.types import AuditEntry, AuditRow, SessionRecord, State, Struct
+from holdfast.service.sessions.backend.connections import is_gone
+from holdfast.service.sessions.context import SessionContext
+from holdfast.service.sessions.following.events import audit_entry, event_entry
+from holdfast.service.sessions.ports import MetricEvent, first_row
+from holdfast.service.store.types import Fence, SessionLease
+from holdfast.service.types import AuditEntry, AuditRow, ServiceStruct, SessionRecord, State
 
-#: The position of a session's last rows: behind everything that a terminal could print.
+#: The position of a session's last rows, after all possible output.
 END_POSITION: Final = 1 << 62
-#: Between attempts to reach a sandbox or the database that did not answer; doubling up to the second.
-_AGAIN_SECONDS: Final = (0.2, 10.0)
+#: Between attempts while the sandbox or the database is unreachable; doubling up to the second value.
+_RETRY_SECONDS: Final = (0.2, 10.0)
 
-
-class Surroundings(Struct, frozen=True):
-    """What every follower works with."""
-
-    store: SessionStore
-    pool: SandboxPool
-    bell: NoticeBell
-    clock: Clock
-    settings: ServiceSettings
-    redact: Redact
-    tell: Tell
-    replica: str
+#: Called when a command starts or ends in the session of a follower.
+OnChange = Callable[["SessionFollower"], None]
 
 
 class LeaseLost(Exception):
-    """Another replica has the session now."""
+    """Another replica has the lease."""
 
 
-class Ending(Struct, frozen=True):
-    """How a session's terminal or shell ended."""
+class Ending(ServiceStruct, frozen=True):
+    """The end of a session's terminal or shell."""
 
     state: Literal["CLOSED", "ERROR"]
     reason: str
     exit_code: int | None = None
-    #: `sandbox lost: WHY` if the sandbox is gone, `session lost: WHY` if it is there without the session.
+    #: `sandbox lost: WHY` if the sandbox is lost, `session lost: WHY` if only the session is.
     lost: str = ""
 
 
-class Follower:
-    """One session whose lease is ours. `TerminalFollower` and `ShellFollower` know what happens there."""
+class SessionFollower:
+    """Follows one session. `TerminalFollower` and `ShellFollower` read the two kinds."""
 
     def __init__(
-        self, record: SessionRecord, lease: Lease, around: Surroundings, on_change: Callable[[Follower], None]
+        self, record: SessionRecord, lease: SessionLease, context: SessionContext, on_change: OnChange
     ) -> None:
-        #: As we know it: newer than the database by a moment.
+        #: The record, ahead of the database by up to `metadata_seconds`.
         self.record = record
         self.lease = lease
-        self.around = around
+        self.context = context
         #: A command runs.
         self.busy = False
         self.last_exit_code: int | None = None
         self.output_bytes = 0
-        #: The position up to which everything is read and, if it is worth a row, written down.
+        #: The position up to which the session is read and its rows are written.
         self.read_to = 0
-        #: Set once it is over and written down.
+        #: Set after the last rows are written.
         self.over = asyncio.Event()
         self._on_change = on_change
         self._dirty = False
@@ -82,8 +70,8 @@ class Follower:
     # --- the task ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until the session is over or another's."""
-        wait = _AGAIN_SECONDS[0]
+        """Follow the session until it is over or another replica has the lease."""
+        wait = _RETRY_SECONDS[0]
         try:
             while True:
                 try:
@@ -92,12 +80,12 @@ class Follower:
                 except HoldfastError as error:
                     if is_gone(error):
                         what = "sandbox" if isinstance(error, SandboxGone) else "session"
-                        reason = f"it is no longer in its sandbox: {error.message}"
+                        reason = f"the session is no longer in its sandbox: {error.message}"
                         await self._finish(Ending("ERROR", reason, lost=f"{what} lost: {error.message}"))
                         return
-                    # The line, the sandbox's server or the database: the session may well be there.
+                    # The connection, the sandbox's server or the database failed; the session may be fine.
                     await asyncio.sleep(wait)
-                    wait = min(2 * wait, _AGAIN_SECONDS[1])
+                    wait = min(2 * wait, _RETRY_SECONDS[1])
         except LeaseLost:
             return
         finally:
@@ -105,22 +93,28 @@ class Follower:
                 self._flushing.cancel()
 
     async def follow(self) -> Ending:
-        """Read and write down, from `record.audited_token` on, until it ended."""
+        """Read the session from `record.audited_token` on and append its rows, until it ends."""
         raise NotImplementedError
 
-    # --- what happened -------------------------------------------------------------------------------------------
+    def typed(self, command_id: str, position: int, lines: int) -> None:
+        """Note an input with line ends in it, which can start a command of a terminal."""
+
+    async def caught_up(self, number: int, seconds: float) -> None:
+        """Wait until the end of this command of a shell was read, at most so long."""
+
+    # --- changes of the record -----------------------------------------------------------------------------------
 
     def touched(self, by: Literal["input", "output"]) -> None:
-        """Somebody typed, or something was printed: activity, if the policy counts it as such."""
+        """Record activity by input or output, if the policy counts it."""
         if by not in self.record.policy.activity:
             return
         self.record = msgspec.structs.replace(
-            self.record, last_activity_at=self.around.clock.time(), warned_at=None
+            self.record, last_activity_at=self.context.clock.time(), warned_at=None
         )
         self._changed()
 
     def warned(self, at: float) -> None:
-        """The idle warning was given."""
+        """Record the time of the idle warning."""
         self.record = msgspec.structs.replace(self.record, warned_at=at)
         self._changed()
 
@@ -130,7 +124,7 @@ class Follower:
             self._on_change(self)
 
     def counted(self, number: int | None = None) -> None:
-        """A command ended: the next one, or the one with this number."""
+        """Count a command that ended: the next one, or the one with this number."""
         number = self.record.commands_run + 1 if number is None else number
         self.record = msgspec.structs.replace(self.record, commands_run=number)
         self._changed()
@@ -141,9 +135,9 @@ class Follower:
             self._flushing = asyncio.ensure_future(self._flush())
 
     async def _flush(self) -> None:
-        """Many changes at once, a moment later."""
+        """Write many changes at once, after a delay."""
         try:
-            await sleep(self.around.clock, self.around.settings.metadata_seconds)
+            await sleep(self.context.clock, self.context.settings.metadata_seconds)
             await self.flush()
         except (Problem, LeaseLost):
             self._dirty = True  # with the next change
@@ -151,14 +145,14 @@ class Follower:
             self._flushing = None
 
     async def flush(self) -> None:
-        """Put what is known of the session into the database, if that is not the same."""
+        """Write the changes of the record to the database."""
         while self._dirty and not self.over.is_set():
             self._dirty = False
             if self.read_to > self.record.audited_token:
-                # Whoever goes on after us takes nothing for news that we have seen.
+                # So that the next follower does not process the same events again.
                 await self.write([], self.read_to)
             record = self.record
-            await self.around.store.update_session(
+            await self.context.store.update_session(
                 record.session_id,
                 last_activity_at=record.last_activity_at,
                 warned_at=record.warned_at,
@@ -166,34 +160,33 @@ class Follower:
             )
 
     def entry(self, kind: str, command_id: str = "", at: float | None = None, **body: Any) -> AuditEntry:
-        when = self.around.clock.time() if at is None else at
-        return AuditEntry(self.record.session_id, when, self.record.agent_id, kind, command_id, body)
+        when = self.context.clock.time() if at is None else at
+        return audit_entry(self.record, when, kind, command_id, **body)
 
     async def write(self, entries: Sequence[AuditEntry], position: int) -> None:
-        """Append under our lease, and move the position."""
+        """Append rows under the lease, and move the position."""
         fence = Fence(self.record.session_id, self.lease.replica, self.lease.epoch, position)
         try:
-            await self.around.store.append(entries, fence=fence)
+            await self.context.store.append(entries, fence=fence)
         except NotNow as problem:
             raise LeaseLost(self.record.session_id) from problem
         position = max(position, self.record.audited_token)
         self.record = msgspec.structs.replace(self.record, audited_token=position)
 
     async def last_row(self, *kinds: str) -> AuditRow | None:
-        which = AuditFilter(session_id=self.record.session_id, kinds=kinds, newest_first=True)
-        rows, _ = await self.around.store.rows(which, Page(1))
-        return rows[0] if rows else None
+        session_id = self.record.session_id
+        return await first_row(self.context.store, session_id=session_id, kinds=kinds, newest_first=True)
 
-    # --- its end -------------------------------------------------------------------------------------------------
+    # --- the end of the session ----------------------------------------------------------------------------------
 
     async def _finish(self, ending: Ending) -> None:
-        around, session_id = self.around, self.record.session_id
-        stored = await around.store.session(session_id)
-        now = around.clock.time()
-        # A close that was asked for has its reason already.
+        context, session_id = self.context, self.record.session_id
+        stored = await context.store.session(session_id)
+        now = context.clock.time()
+        # A requested close has its reason already.
         state: State = "CLOSED" if stored.state == "CLOSING" else ending.state
         why = stored.close_reason or ending.lost or ("crashed" if state == "ERROR" else "exited")
-        # For metrics, in which every text is a time series of its own.
+        # For metrics, where every text is a separate time series.
         category = stored.close_reason or ending.lost.partition(":")[0] or why
         record = msgspec.structs.replace(self.record, state=state, closed_at=now, close_reason=why)
         summary = self.summary(record, ending, category)
@@ -206,7 +199,7 @@ class Follower:
                 record, now, "SESSION_ERROR" if state == "ERROR" else "SESSION_CLOSED", summary, state=state
             )
             await self.write([*entries, event], END_POSITION)
-        await around.store.update_session(
+        await context.store.update_session(
             session_id,
             state=state,
             closed_at=now,
@@ -217,10 +210,10 @@ class Follower:
         )
         self.record = msgspec.structs.replace(record, summary=summary)
         self.over.set()
-        around.tell(Told("session_over", record.kind, now - record.created_at, category))
+        context.emit(MetricEvent("session_over", record.kind, now - record.created_at, category))
 
     def summary(self, record: SessionRecord, ending: Ending, category: str) -> str:
-        """The last words on a session."""
+        """Return the summary of a closed session."""
         duration = (record.closed_at or 0.0) - record.created_at
         code = self.last_exit_code
         parts = [
@@ -233,7 +226,7 @@ class Follower:
         return "; ".join(parts)
 
     def excerpt(self, data: bytes, total: int) -> dict[str, Any]:
-        """The beginning of what was printed, without secrets, and how much it was."""
-        text = self.around.redact(data.decode("utf-8", "replace"))
-        limit = self.around.settings.audit_excerpt_bytes
+        """Return the beginning of the output without secrets, and its size."""
+        text = self.context.redact(data.decode("utf-8", "replace"))
+        limit = self.context.settings.audit_excerpt_bytes
         return {"output": text[:limit], "output_bytes": total, "cut": total > len(data) or len(text) > limit}

@@ -1,63 +1,59 @@
-"""What happens in a session's terminal, as rows of the audit log: commands with their ids, their ends, its end.
-
-Reads terminal events; types nothing.
-"""
+"""Follows a session with a terminal: appends the start and end of each command, and its end, to the audit log."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
-
-import msgspec
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from holdfast.exec_api import ExecApi
 from holdfast.service.api import AuditFilter
 from holdfast.service.positions import Position, read_token, write_token
-from holdfast.service.sessions.following.follower import END_POSITION, Ending, Follower, Surroundings
-from holdfast.service.sessions.ports import Told
-from holdfast.service.store.types import Lease, Page
+from holdfast.service.sessions.context import SessionContext
+from holdfast.service.sessions.following.follower import END_POSITION, Ending, OnChange, SessionFollower
+from holdfast.service.sessions.ports import MetricEvent, body_of
+from holdfast.service.store.types import Page, SessionLease
 from holdfast.service.types import AuditEntry, SessionRecord
 from holdfast.types import TerminalEvent
 
-#: Inputs that are remembered until the shell begins what they typed: nobody types so far ahead.
-_REMEMBERED: Final = 64
+#: Inputs that are kept until the shell starts their commands: more than any type-ahead.
+_MOST_INPUTS: Final = 64
 
 
-class Typed(NamedTuple):
-    """An input with a line end in it: what was typed may be a command."""
+class TypedInput(NamedTuple):
+    """An input with a line end, which may be a command."""
 
     command_id: str
-    #: How far the terminal had come when it was typed.
+    #: The position of the terminal at the time of the input.
     position: int
     lines: int
 
 
 class _Running(NamedTuple):
-    """A command that the shell began."""
+    """A command that the shell started."""
 
     command_id: str
     start: Position
     at: float
 
 
-class TypedAhead:
-    """Which input a command came from: they come in their order, and some are no command at all."""
+class TypeAhead:
+    """Maps commands to inputs. Both are in the same order, and some inputs are not commands."""
 
     def __init__(self) -> None:
-        self._typed: deque[Typed] = deque(maxlen=_REMEMBERED)
+        self._typed: deque[TypedInput] = deque(maxlen=_MOST_INPUTS)
 
-    def add(self, typed: Typed) -> None:
+    def add(self, typed: TypedInput) -> None:
         if typed.command_id not in {each.command_id for each in self._typed}:
             self._typed.append(typed)
 
     def take(self, position: int, prompt: int) -> str:
-        """The id of the input that began a command at this position; `prompt` is where the last prompt was shown.
+        """Return the id of the input of a command at this position; `prompt` is the position of the last prompt.
 
-        One that was typed at that prompt, if there is one: what came before it went to a program. Else it was
-        typed ahead, and the oldest is the one.
+        An input that was typed at the prompt comes first: earlier ones went to a program. Otherwise the command was
+        typed ahead, and the oldest input is the one.
         """
         there = [each for each in self._typed if each.position <= position]
         if not there:
@@ -72,40 +68,44 @@ class TypedAhead:
         return chosen.command_id
 
 
-class TerminalFollower(Follower):
+class TerminalFollower(SessionFollower):
     """A session with a terminal."""
 
     def __init__(
-        self, record: SessionRecord, lease: Lease, around: Surroundings, on_change: Callable[[Follower], None]
+        self, record: SessionRecord, lease: SessionLease, context: SessionContext, on_change: OnChange
     ) -> None:
-        super().__init__(record, lease, around, on_change)
-        self.typed = TypedAhead()
+        super().__init__(record, lease, context, on_change)
+        self._type_ahead = TypeAhead()
         self._running: _Running | None = None
-        #: The command that was begun last, if it is known who typed it.
+        #: The id of the last command that started; empty if its input is not known.
         self._last_id = ""
-        #: What the running command printed: its beginning, and how much it was.
+        #: The beginning of the running command's output, and the size of the output.
         self._excerpt = bytearray()
         self._printed = 0
-        #: Where the last prompt was shown.
+        #: The position of the last prompt.
         self._prompt = 0
         self._ended: Ending | None = None
 
+    def typed(self, command_id: str, position: int, lines: int) -> None:
+        if lines:
+            self._type_ahead.add(TypedInput(command_id, position, lines))
+
     async def follow(self) -> Ending:
-        around, session_id = self.around, self.record.session_id
-        settings = around.settings
+        context, session_id = self.context, self.record.session_id
+        settings = context.settings
         await self._resume()
         audited = 0 if self.record.audited_token >= END_POSITION else self.record.audited_token
-        # What a running command printed is read again: its excerpt begins there.
+        # The output of a running command is read again, for its excerpt.
         token = audited if self._running is None else min(audited, self._running.start.seq)
-        async with around.pool.hold(self.record.sandbox) as api:
-            await self._look(api)
+        async with context.pool.hold(self.record.sandbox) as api:
+            await self._load_status(api)
             while True:
                 found = await api.read_terminal(
                     session_id, since=token, max_bytes=settings.follow_bytes, wait=settings.follow_seconds
                 )
                 if 0 < found.token - token < settings.follow_bytes and not found.closed:
-                    # What comes within a moment is read and written together. Not while more is printed than one
-                    # read takes: the terminal keeps only so much.
+                    # Events within a moment are read and written together. Not while there is more output than one
+                    # read returns: the terminal keeps a bounded amount.
                     await asyncio.sleep(settings.gather_seconds)
                     found = await api.read_terminal(session_id, since=token, max_bytes=settings.follow_bytes)
                 entries = await self._take(found.events, audited)
@@ -120,13 +120,13 @@ class TerminalFollower(Follower):
                     state = "ERROR" if status.state == "ERROR" else "CLOSED"
                     return Ending(state, status.reason, status.exit_code)  # type: ignore[arg-type]
 
-    async def _look(self, api: ExecApi) -> None:
+    async def _load_status(self, api: ExecApi) -> None:
         status = await api.describe_terminal(self.record.session_id)
         self.last_exit_code = status.last_exit_code
         self.became(busy=status.state == "BUSY" and not status.continuation)
 
     async def _resume(self) -> None:
-        """What another follower began: a command whose end is not written down."""
+        """Continue a command of an earlier follower that has no end in the log."""
         last = await self.last_row("command_started", "command_ended")
         self._running, self._last_id = None, ""
         self._excerpt.clear()
@@ -134,7 +134,7 @@ class TerminalFollower(Follower):
         if last is None:
             self.counted(0)
             return
-        body = _body(last.body)
+        body = body_of(last)
         self._last_id = last.command_id
         self.counted(body["number"] - (last.kind == "command_started"))
         if last.kind == "command_started":
@@ -146,7 +146,7 @@ class TerminalFollower(Follower):
         entries: list[AuditEntry] = []
         session_id = self.record.session_id
         for event in events:
-            place = Position(seq=event.token, printed=event.offset)
+            position = Position(seq=event.token, printed=event.offset)
             if event.type == "output":
                 self._print(event.payload)
                 self.output_bytes = max(self.output_bytes, event.offset + len(event.payload))
@@ -160,20 +160,20 @@ class TerminalFollower(Follower):
                 self.became(busy=False)
             elif event.type == "command":
                 command_id = self._last_id = await self._command_id(event.token)
-                self._running = _Running(command_id, place, event.timestamp)
+                self._running = _Running(command_id, position, event.timestamp)
                 self._excerpt.clear()
                 self._printed = 0
-                token = write_token(session_id, place)
+                token = write_token(session_id, position)
                 number = self.record.commands_run + 1
                 entries.append(
                     self.entry("command_started", command_id, event.timestamp, number=number, start=token)
                 )
                 self.became(busy=True)
             elif event.type == "ended" and self._running is not None:
-                entries.append(self._end(self._running, event, place))
+                entries.append(self._end(self._running, event, position))
             elif event.type == "state" and event.state in ("CLOSED", "ERROR"):
                 if self._running is not None:
-                    entries.append(self._end(self._running, event, place))
+                    entries.append(self._end(self._running, event, position))
                 state = "ERROR" if event.state == "ERROR" else "CLOSED"
                 self._ended = Ending(state, event.reason, event.exit_code)  # type: ignore[arg-type]
         if events and events[-1].token > audited:
@@ -181,20 +181,20 @@ class TerminalFollower(Follower):
         return entries
 
     def _print(self, data: bytes) -> None:
-        room = self.around.settings.audit_excerpt_bytes - len(self._excerpt)
+        room = self.context.settings.audit_excerpt_bytes - len(self._excerpt)
         if self._running is not None:
             self._printed += len(data)
             if room > 0:
                 self._excerpt += data[:room]
-        self.around.tell(Told("output", "terminal", len(data)))
+        self.context.emit(MetricEvent("output", "terminal", len(data)))
 
-    def _end(self, running: _Running, event: TerminalEvent, place: Position) -> AuditEntry:
+    def _end(self, running: _Running, event: TerminalEvent, position: Position) -> AuditEntry:
         session_id = self.record.session_id
         self._running = None
         self.last_exit_code = event.exit_code
         self.counted()
         duration = max(0.0, event.timestamp - running.at)
-        self.around.tell(Told("command_ended", "terminal", duration))
+        self.context.emit(MetricEvent("command_ended", "terminal", duration))
         return self.entry(
             "command_ended",
             running.command_id,
@@ -202,26 +202,22 @@ class TerminalFollower(Follower):
             number=self.record.commands_run,
             exit_code=event.exit_code,
             start=write_token(session_id, running.start),
-            end=write_token(session_id, place),
+            end=write_token(session_id, position),
             duration=round(duration, 6),
             **self.excerpt(bytes(self._excerpt), self._printed),
         )
 
     async def _command_id(self, position: int) -> str:
-        """Whose input it was: ours if we know it, else what the log has, by another replica or before a restart."""
-        found = self.typed.take(position, self._prompt)
+        """Return the id of the input of a command: from memory, or from the log after a restart."""
+        found = self._type_ahead.take(position, self._prompt)
         if found:
             return found
         which = AuditFilter(session_id=self.record.session_id, kinds=("input", "command"), newest_first=True)
-        rows, _ = await self.around.store.rows(which, Page(_REMEMBERED))
-        # Those before the one that was begun last are done with.
+        rows, _ = await self.context.store.rows(which, Page(_MOST_INPUTS))
+        # Inputs before the last started command are finished.
         newer = list(itertools.takewhile(lambda row: row.command_id != self._last_id, rows))
         for row in reversed(newer):
-            body = _body(row.body)
+            body = body_of(row)
             if body.get("lines") and body.get("position", 0) <= position:
-                self.typed.add(Typed(row.command_id, body["position"], body["lines"]))
-        return self.typed.take(position, self._prompt)
-
-
-def _body(text: str) -> dict[str, Any]:
-    return msgspec.json.decode(text, type=dict[str, Any])
+                self._type_ahead.add(TypedInput(row.command_id, body["position"], body["lines"]))
+        return self._type_ahead.take(position, self._prompt)

@@ -1,4 +1,4 @@
-"""What a transaction's work may do with its connection, whichever database it is; pure."""
+"""The interface of a connection inside a transaction, for either database; pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 Rows: TypeAlias = Result[*tuple[Any, ...]]
 
 
-class Connection(Protocol):
+class StoreConnection(Protocol):
     """A connection in a transaction. SQLAlchemy's `AsyncConnection` is one."""
 
     @property
@@ -20,11 +20,11 @@ class Connection(Protocol):
 
     async def execute(self, statement: Any, parameters: Any = None, /) -> Rows: ...
 
-    async def run_sync(self, look: Callable[..., T], /) -> T: ...
+    async def run_sync(self, work: Callable[..., T], /) -> T: ...
 
 
-#: Done in one transaction. It awaits nothing but its connection.
-Work = Callable[[Connection], Awaitable[T]]
+#: Runs in one transaction and awaits only its connection.
+Work = Callable[[StoreConnection], Awaitable[T]]
 
 
 class Engine(Protocol):
@@ -34,12 +34,12 @@ class Engine(Protocol):
 
     async def read(self, work: Work[T]) -> T: ...
 
-    def snapshot(self) -> AbstractAsyncContextManager[Connection]:
-        """A connection that sees the database as it was at one moment, for as long as it is used."""
+    def snapshot(self) -> AbstractAsyncContextManager[StoreConnection]:
+        """A connection that sees the database as of one moment, for as long as it is used."""
         ...
 
-    async def give_back(self) -> None:
-        """Give room that deleted rows have left back to the file system."""
+    async def reclaim_space(self) -> None:
+        """Return the space of deleted rows to the file system."""
         ...
 
     async def close(self) -> None: ...

@@ -1,6 +1,6 @@
-"""A database by its URL: connections, transactions that are tried again, whose clock counts, errors as problems.
+"""A database by its URL: connections, retried transactions, the clock for leases, errors as problems.
 
-`sqlite_engine` and `postgres_engine` have the connections.
+`sqlite` and `postgres` have the connections.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from sqlalchemy import URL, ColumnElement, func, literal, make_url, text
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.types import Double
 
-from holdfast.service.clock import Clock, SystemClock
+from holdfast.service.clock import SystemClock, WallClock
 from holdfast.service.problems import Invalid, Problem, Unavailable
-from holdfast.service.store.database.connection import Connection, Engine, Work
+from holdfast.service.store.database.connection import Engine, StoreConnection, Work
 from holdfast.service.store.database.postgres import PostgresEngine
 from holdfast.service.store.database.sqlite import SqliteEngine
 
 T = TypeVar("T")
 
-#: How often a transaction is tried that met another one or a broken connection, and the pause before the second
-#: try, in seconds; it doubles. All together about 1.5 s: a fail-over takes longer, and callers come back.
+#: Attempts for a transaction that failed on a conflict or a broken connection, and the pause before the second in
+#: seconds; it doubles. About 1.5 s in total: a fail-over takes longer, and callers retry.
 TRIES: Final = 6
 FIRST_PAUSE: Final = 0.05
-#: What PostgreSQL says when the same transaction may well go through now: serialization, deadlock, shutting down.
-_AGAIN: Final = ("40001", "40P01", "57P01", "57P02", "57P03", "53300")
+#: PostgreSQL's codes for transactions that may succeed when retried: serialization, deadlock, shutdown.
+_RETRYABLE_CODES: Final = ("40001", "40P01", "57P01", "57P02", "57P03", "53300")
 
 
 _log = logging.getLogger("holdfast.service.store")
@@ -39,18 +39,18 @@ _log = logging.getLogger("holdfast.service.store")
 class Database:
     """An open database."""
 
-    def __init__(self, url: URL, engine: Engine, clock: Clock) -> None:
+    def __init__(self, url: URL, engine: Engine, clock: WallClock) -> None:
         self.url = url
         self.clock = clock
         self._engine = engine
         self._closed = False
-        #: Whether errors may reach callers of the service. They then name an id, under which the log has the
-        #: database's address and what it reported; whoever opens a database reads all of it in the error.
+        #: True once errors can reach callers of the service. They then name an id under which the log has the
+        #: database's address and its report; the program that opens a database gets all of it in the error.
         self.is_serving = False
         self.is_sqlite = url.get_backend_name() == "sqlite"
 
     @classmethod
-    async def open(cls, url: str, *, clock: Clock | None = None, create: bool = True) -> Database:
+    async def open(cls, url: str, *, clock: WallClock | None = None, create: bool = True) -> Database:
         parsed = parse_url(url)
         if parsed.get_backend_name() == "sqlite":
             engine: Engine = SqliteEngine(parsed, create=create)
@@ -73,29 +73,29 @@ class Database:
 
     @property
     def place(self) -> str:
-        """Where it is, for people: without a password."""
+        """Address of the database for messages, without a password."""
         return self.url.set(drivername=self.url.get_backend_name()).render_as_string(hide_password=True)
 
     def now(self) -> ColumnElement[float]:
-        """The time as leases count it, in a statement.
+        """Return the time for leases, as an SQL expression.
 
-        PostgreSQL's own clock, since those of replicas may differ, unless a test gave us one to go by.
-        `clock_timestamp`, not `now`: that is when the transaction began, and it may have waited for a lock since.
+        PostgreSQL's own clock, since the clocks of replicas may differ, unless a test passed one. `clock_timestamp`
+        instead of `now`, which is the start of the transaction: it may have waited for a lock since.
         """
         if not self.is_sqlite and isinstance(self.clock, SystemClock):
             return func.extract("epoch", func.clock_timestamp()).cast(Double)
         return literal(self.clock.time(), Double)
 
     async def write(self, work: Work[T], *, tries: int = TRIES) -> T:
-        """Do this in one transaction. It may be done several times, and counts once: it changes nothing else."""
+        """Run `work` in one transaction, possibly several times: it must change nothing else."""
         return await self._tried(lambda: self._engine.write(work), tries)
 
     async def read(self, work: Work[T], *, tries: int = TRIES) -> T:
-        """Look, in one transaction."""
+        """Run `work` in one transaction that only reads."""
         return await self._tried(lambda: self._engine.read(work), tries)
 
     @asynccontextmanager
-    async def snapshot(self) -> AsyncIterator[Connection]:
+    async def snapshot(self) -> AsyncIterator[StoreConnection]:
         """A connection that sees the database as it was at one moment, for as long as it is used."""
         try:
             async with self._engine.snapshot() as connection:
@@ -103,31 +103,33 @@ class Database:
         except (SQLAlchemyError, OSError) as error:
             raise self._problem(error) from error
 
-    async def give_back(self) -> None:
-        """Room that deleted rows have left goes back to the file system, as far as the database does not do so."""
-        await self._tried(self._engine.give_back, 1)
+    async def reclaim_space(self) -> None:
+        """Return the space of deleted rows to the file system, where the database does not do so itself."""
+        await self._tried(self._engine.reclaim_space, 1)
 
     async def _tried(self, once: Callable[[], Awaitable[T]], tries: int) -> T:
         if self._closed:
-            raise Unavailable("this replica of the service stops: its database is closed", reason="STORE_CLOSED")
+            raise Unavailable(
+                "this replica of the service is stopping: its database is closed", reason="STORE_CLOSED"
+            )
         pause = FIRST_PAUSE
         for last in (number == tries for number in range(1, tries + 1)):
             try:
                 return await once()
             except IntegrityError:
-                # Two wanted the same name: what that means, only the caller knows.
+                # A duplicate name: only the caller can interpret it.
                 raise
             except (SQLAlchemyError, OSError) as error:
-                if last or not _may_work_later(error):
+                if last or not _is_retryable(error):
                     raise self._problem(error) from error
-            # Real time, whatever the clock: it is the other side that we wait for.
+            # Real time even under a test clock: the other side needs it.
             await asyncio.sleep(pause)
             pause *= 2
         raise AssertionError("unreachable")
 
     def _problem(self, error: Exception) -> Problem:
         if isinstance(error, DataError) or _code(error).startswith("22"):
-            return Invalid(f"the database takes no such value: {_first_line(error)}", reason="STORE_VALUE")
+            return Invalid(f"the database rejects this value: {_first_line(error)}", reason="STORE_VALUE")
         detail = f"the database {self.place} cannot be used: {_first_line(error)}"
         if not self.is_serving:
             return Unavailable(detail, reason="STORE_UNAVAILABLE", retry_after=1.0)
@@ -143,19 +145,19 @@ class Database:
 
 
 def parse_url(url: str) -> URL:
-    """The URL as SQLAlchemy has it; what is no database of ours is refused."""
+    """Parse the URL for SQLAlchemy; refuse unsupported databases."""
     scheme = urlsplit(url).scheme
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise _bad_url(url, "it is no URL") from None
+        raise _bad_url(url, "it is not a URL") from None
     if scheme == "sqlite":
         if parsed.host or not parsed.database or parsed.database == ":memory:":
             raise _bad_url(url, "a file is needed, as in sqlite:////var/lib/holdfast/service.db")
         return parsed.set(drivername="sqlite+pysqlite")
     if scheme in ("postgresql", "postgres"):
         query = dict(parsed.query)
-        # As libpq and everybody's connection strings have it; asyncpg takes the same words under another name.
+        # libpq's name of the option; asyncpg accepts the same values under another name.
         if "sslmode" in query:
             query["ssl"] = query.pop("sslmode")
         return parsed.set(drivername="postgresql+asyncpg", query=query)
@@ -167,14 +169,18 @@ def _bad_url(url: str, why: str) -> Problem:
     return Invalid(f"store {shown!r}: {why}", reason="STORE_URL")
 
 
-async def _answer(connection: Connection) -> None:
+async def _answer(connection: StoreConnection) -> None:
     await connection.execute(text("SELECT 1"))
 
 
-def _may_work_later(error: Exception) -> bool:
-    """Whether the same transaction may go through: it met another one, or its connection broke."""
+def _is_retryable(error: Exception) -> bool:
+    """True if a retry may succeed: the transaction conflicted, or its connection broke."""
     if isinstance(error, DBAPIError):
-        return error.connection_invalidated or _code(error) in _AGAIN or "database is locked" in str(error.orig)
+        return (
+            error.connection_invalidated
+            or _code(error) in _RETRYABLE_CODES
+            or "database is locked" in str(error.orig)
+        )
     return isinstance(error, OSError)
 
 
@@ -183,7 +189,7 @@ def _is_full(error: Exception) -> bool:
 
 
 def _code(error: Exception) -> str:
-    """PostgreSQL's five letters for what happened; empty for anything else."""
+    """Return PostgreSQL's five-character error code; empty for other errors."""
     return str(getattr(getattr(error, "orig", error), "sqlstate", None) or "")
 
 

@@ -1,7 +1,7 @@
-"""How the tables came to be, step by step. A step that was released is never changed: a further one is added.
+"""Schema migrations. A released migration is never changed; a further one is added.
 
-The database keeps which steps it has had. Replicas that start at once wait for each other, and one of them makes
-the steps; a database that has had more of them than this program knows is refused.
+The database records its version. Replicas that start at once wait for each other, and one of them runs the
+migrations; a database with a version newer than this program's is refused.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Final, NamedTuple
 from sqlalchemy import func, insert, inspect, select, text
 
 from holdfast.service.problems import NotNow
-from holdfast.service.store.database.connection import Connection
+from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.schema import VERSIONS
 
-#: Held while the steps are made (PostgreSQL; SQLite has one writer anyway). Any number does that no other program
-#: uses on the same database.
+#: Advisory lock during migrations (PostgreSQL; SQLite has one writer anyway). Any number that no other program uses
+#: on the same database.
 MIGRATION_LOCK: Final = 0x686F6C64_6D696772
 
 
-class Step(NamedTuple):
-    """One version: statements that SQLite and PostgreSQL both understand."""
+class Migration(NamedTuple):
+    """One version: statements that are valid on SQLite and PostgreSQL."""
 
     version: int
     statements: Sequence[str]
 
 
-# SQLite goes by what a type's name contains: BIGINT is an integer, DOUBLE a real, BYTEA takes what it gets.
+# SQLite derives the affinity from the type's name: BIGINT is an integer, DOUBLE a real, BYTEA accepts anything.
 _FIRST: Final = (
     "CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     """
@@ -90,7 +90,7 @@ _FIRST: Final = (
     """,
 )
 
-#: Replicas of the version before this step run on beside it: they write neither the columns nor the table.
+#: Replicas of the previous version can run beside this one: they write neither the columns nor the table.
 _SECOND: Final = (
     "ALTER TABLE approvals ADD COLUMN caller TEXT NOT NULL DEFAULT ''",
     "ALTER TABLE approvals ADD COLUMN caller_expires DOUBLE PRECISION NOT NULL DEFAULT 0",
@@ -102,7 +102,7 @@ _SECOND: Final = (
     """,
 )
 
-#: Replicas of the version before this step run on beside it: they run sessions as their own user.
+#: Replicas of the previous version can run beside this one: they run sessions as their own user.
 _THIRD: Final = (
     """
     CREATE TABLE session_users (
@@ -111,11 +111,11 @@ _THIRD: Final = (
     """,
 )
 
-STEPS: Final = (Step(1, _FIRST), Step(2, _SECOND), Step(3, _THIRD))
+MIGRATIONS: Final = (Migration(1, _FIRST), Migration(2, _SECOND), Migration(3, _THIRD))
 
 
-async def migrate(connection: Connection, now: float, steps: Sequence[Step] = STEPS) -> list[int]:
-    """Make the steps that the database has not had, in the transaction that is open; returns which those were."""
+async def migrate(connection: StoreConnection, now: float, steps: Sequence[Migration] = MIGRATIONS) -> list[int]:
+    """Run the missing migrations in the open transaction; return their versions."""
     if connection.dialect.name == "postgresql":
         await connection.execute(select(func.pg_advisory_xact_lock(MIGRATION_LOCK)))
     await connection.execute(
@@ -136,8 +136,8 @@ async def migrate(connection: Connection, now: float, steps: Sequence[Step] = ST
     return made
 
 
-async def check_version(connection: Connection, steps: Sequence[Step] = STEPS) -> None:
-    """For who only looks: the tables must be those that this program knows."""
+async def check_version(connection: StoreConnection, steps: Sequence[Migration] = MIGRATIONS) -> None:
+    """Check the schema version for read-only use."""
     has_tables = await connection.run_sync(lambda each: inspect(each).has_table(VERSIONS.name))
     had = await _version(connection) if has_tables else 0
     _refuse_newer(had, steps)
@@ -152,14 +152,14 @@ async def check_version(connection: Connection, steps: Sequence[Step] = STEPS) -
         )
 
 
-async def _version(connection: Connection) -> int:
+async def _version(connection: StoreConnection) -> int:
     return int((await connection.execute(select(func.max(VERSIONS.c.version)))).scalar() or 0)
 
 
-def _refuse_newer(had: int, steps: Sequence[Step]) -> None:
+def _refuse_newer(had: int, steps: Sequence[Migration]) -> None:
     if had > steps[-1].version:
         raise NotNow(
-            f"the database has version {had}, and this program knows versions up to {steps[-1].version}: "
-            "use the holdfast that made it, or a later one",
+            f"the database has version {had}, and this program supports versions up to {steps[-1].version}: "
+            "use the Holdfast version that made it, or a later one",
             reason="STORE_NEWER",
         )

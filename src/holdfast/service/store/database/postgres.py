@@ -11,18 +11,18 @@ from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from holdfast.service.problems import Invalid
-from holdfast.service.store.database.connection import Connection, Work
+from holdfast.service.store.database.connection import StoreConnection, Work
 
 T = TypeVar("T")
 
-#: Connections of one replica, PostgreSQL's default limit being 100 for everybody; one more listens.
+#: Connections of one replica, of the 100 that PostgreSQL allows by default; one more listens.
 CONNECTIONS: Final = 10
-#: How long to wait for a connection, from the pool or from PostgreSQL: shorter than a caller's patience.
+#: Seconds to wait for a connection, from the pool or from PostgreSQL: shorter than the timeouts of callers.
 CONNECT_SECONDS: Final = 10.0
 
 
 def tls_of(url: URL) -> tuple[dict[str, Any], URL]:
-    """What asyncpg is given for TLS, and the URL without it: asyncpg takes none of libpq's words but the mode."""
+    """Return asyncpg's TLS options, and the URL without them: of libpq's options asyncpg accepts only the mode."""
     query = dict(url.query)
     mode = str(query.pop("ssl", ""))
     authority, certificate, key = (str(query.pop(name, "")) for name in ("sslrootcert", "sslcert", "sslkey"))
@@ -64,14 +64,14 @@ class PostgresEngine:
         return await self.write(work)
 
     @asynccontextmanager
-    async def snapshot(self) -> AsyncIterator[Connection]:
+    async def snapshot(self) -> AsyncIterator[StoreConnection]:
         async with self._engine.connect() as connection:
             await connection.execution_options(isolation_level="REPEATABLE READ")
             async with connection.begin():
                 yield connection
 
-    async def give_back(self) -> None:
-        """PostgreSQL sees to that by itself."""
+    async def reclaim_space(self) -> None:
+        """Do nothing: PostgreSQL reclaims space itself."""
 
     async def close(self) -> None:
         await self._engine.dispose()

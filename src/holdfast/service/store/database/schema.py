@@ -1,6 +1,6 @@
-"""The tables, as the statements of this folder name them. `migrations` makes them; a test compares the two.
+"""The tables for the statements of this package. `migrations` creates them; a test compares the two.
 
-One schema for SQLite and PostgreSQL. Times are seconds since 1970, what has parts is JSON in a text column.
+One schema for SQLite and PostgreSQL. Times are seconds since 1970; structured values are JSON in a text column.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VERSIONS: Final = Table(
     Column("applied_at", Double, nullable=False),
 )
 
-#: Facts about the whole database: which key its audit has.
+#: Facts about the whole database, such as the id of its audit key.
 FACTS: Final = Table(
     "facts", METADATA, Column("name", Text, primary_key=True), Column("value", Text, nullable=False)
 )
@@ -49,13 +49,13 @@ SESSIONS: Final = Table(
     Column("audited_token", BigInteger, nullable=False),
     Column("commands_run", BigInteger, nullable=False),
     Column("warned_at", Double),
-    # The lease: who runs its follower and timers, until when, and how often that changed.
+    # The lease: the replica that runs the follower and timers, its expiry, and the number of changes.
     Column("lease_owner", Text, nullable=False, default="", server_default=""),
     Column("lease_expires", Double, nullable=False, default=0.0, server_default="0"),
     Column("lease_epoch", BigInteger, nullable=False, default=0, server_default="0"),
 )
 
-#: The labels again, one a row, so that sessions are found by them on either database.
+#: The labels, one in each row, so that either database can search by them.
 SESSION_LABELS: Final = Table(
     "session_labels",
     METADATA,
@@ -65,7 +65,7 @@ SESSION_LABELS: Final = Table(
     Index("session_labels_by_value", "name", "value"),
 )
 
-#: The last sample of what each session's processes use, written by the replica that has the session's lease.
+#: The last usage sample of each session, written by the replica that holds the session's lease.
 SESSION_USAGE: Final = Table(
     "session_usage",
     METADATA,
@@ -78,18 +78,18 @@ STREAMS: Final = Table(
     "audit_streams",
     METADATA,
     Column("session_id", Text, primary_key=True),
-    # The head: the last row, and how much there is.
+    # The head: the last row, and the size.
     Column("last_seq", BigInteger, nullable=False),
     Column("last_hash", Text, nullable=False),
     Column("size", BigInteger, nullable=False),
-    # What was removed from its beginning: the number and the hash of the last row that is gone.
+    # Number and hash of the last row removed from the beginning.
     Column("base_seq", BigInteger, nullable=False),
     Column("base_hash", Text, nullable=False),
-    # Rows of the service's own stream that speak about this one; 0 is none.
+    # Rows of the service's own stream about this one; 0 is none.
     Column("opened_seq", BigInteger, nullable=False),
     Column("marked_seq", BigInteger, nullable=False),
     Column("removed_seq", BigInteger, nullable=False),
-    # Its session is over: each further row is marked in the service's own stream.
+    # The session is over: each further row is marked in the service's own stream.
     Column("closed", Boolean, nullable=False),
 )
 
@@ -122,12 +122,12 @@ APPROVALS: Final = Table(
     Column("outcome", Text, nullable=False),
     Column("answered_by", Text, nullable=False),
     Column("comment", Text, nullable=False),
-    # The call that waits for the answer, and until when it counts as there unless its replica renews this.
+    # The call that waits for the answer, and when it expires unless its replica renews it.
     Column("caller", Text, nullable=False, default="", server_default=""),
     Column("caller_expires", Double, nullable=False, default=0.0, server_default="0"),
 )
 
-#: The uid that an agent's sessions run as where the sandbox's server is root. Kept when the agent is removed.
+#: The uid of an agent's sessions where the sandbox's server is root. Kept after the agent is removed.
 SESSION_USERS: Final = Table(
     "session_users",
     METADATA,

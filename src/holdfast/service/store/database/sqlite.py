@@ -1,8 +1,8 @@
-"""SQLite in threads: one connection that writes and a few that read, each transaction as a whole in one thread.
+"""SQLite in threads: one connection that writes and a few that read, each transaction wholly in one thread.
 
-A transaction is half a dozen statements. Handing each of them to a thread and back costs more than SQLite itself,
-most of all on a busy machine, where every hand-over waits for its turn. So the work, a coroutine that awaits
-nothing but its connection, runs to its end in the thread, on a connection whose calls return at once.
+A transaction is half a dozen statements. Passing each of them to a thread and back costs more than SQLite itself,
+most of all on a busy machine. So the work, a coroutine that awaits only its connection, runs to its end in the
+thread, on a connection that never suspends.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from sqlalchemy import URL, Dialect, create_engine, event
 from sqlalchemy.pool import QueuePool
 
 from holdfast.service.problems import Bug, Invalid, Unavailable
-from holdfast.service.store.database.connection import Connection, Rows, Work
-from holdfast.service.store.database.file_watch import tell_change
-from holdfast.service.store.database.sqlite_statements import OFTEN, OftenRun, as_sqlalchemy
+from holdfast.service.store.database.connection import Rows, StoreConnection, Work
+from holdfast.service.store.database.sqlite_file import signal_change
+from holdfast.service.store.database.sqlite_statements import FREQUENT, FrequentStatements, as_sqlalchemy
 
 T = TypeVar("T")
 
-#: Connections that read at once: each is a thread, and more than cores help nobody.
+#: Connections that read concurrently: each is a thread, and more threads than cores do not help.
 READERS: Final = 4
-#: How long to wait for the write lock, which only another process can hold: longer than a slow disk's worst flush.
+#: Seconds to wait for the write lock, which only another process can hold: longer than a slow disk's worst flush.
 BUSY_SECONDS: Final = 10.0
-#: Pages of 4 KiB that are given back at a time, while nobody can write: 0.16 s, measured on a busy machine.
+#: Pages of 4 KiB that are freed at a time while writes wait: 0.16 s, measured on a busy machine.
 VACUUM_PAGES: Final = 10_000
-#: `?synchronous=` of the URL. `full`: a row that was told as written is there after the machine lost its power,
-#: too, and each group of rows waits for the disk. `normal`: after a crash of the service alone, and nobody waits.
+#: `?synchronous=` of the URL. With `full`, acknowledged rows survive a power failure, and each group of rows waits
+#: for the disk. With `normal`, they survive a crash of the service only, and nothing waits.
 SYNCHRONOUS: Final = ("full", "normal")
 
 
@@ -42,16 +42,16 @@ class SqliteEngine:
 
     def __init__(self, url: URL, *, create: bool) -> None:
         if str(url.query.get("synchronous", "full")) not in SYNCHRONOUS:
-            raise Invalid(f"store: synchronous is one of {', '.join(SYNCHRONOUS)}", reason="STORE_URL")
+            raise Invalid(f"store: synchronous must be one of {', '.join(SYNCHRONOUS)}", reason="STORE_URL")
         _prepare_file(str(url.database), create)
         self._url = url
         self._path = str(url.database)
         self._writing = _engine(url, "BEGIN IMMEDIATE", 1)
-        #: The one connection that writes, once it is needed; of the writer's thread.
+        #: The writing connection, opened on first use; it belongs to the writer's thread.
         self._connection: sqlalchemy.Connection | None = None
-        self._often = OftenRun(self._writing.dialect)
+        self._frequent = FrequentStatements(self._writing.dialect)
         self._reading = _engine(url, "BEGIN", READERS)
-        # One thread: those that write queue before it, in the order in which they came.
+        # One thread: writes queue for it in order.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="holdfast-store-write")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="holdfast-store-read")
 
@@ -59,11 +59,11 @@ class SqliteEngine:
         return await asyncio.get_running_loop().run_in_executor(self._writer, self._write, work)
 
     def _write(self, work: Work[T]) -> T:
-        """In the writer's thread, on a connection that stays: to take it from a pool costs a statement."""
+        """Run in the writer's thread, on a persistent connection: taking one from a pool costs a statement."""
         connection = self._writing_connection()
         with connection.begin():
-            value = _finished(work(_Near(connection, self._often)))
-        tell_change(self._path)
+            value = _finished(work(_ThreadConnection(connection, self._frequent)))
+        signal_change(self._path)
         return value
 
     def _writing_connection(self) -> sqlalchemy.Connection:
@@ -81,28 +81,28 @@ class SqliteEngine:
 
     def _read(self, work: Work[T]) -> T:
         with self._reading.begin() as connection:
-            return _finished(work(_Near(connection, self._often)))
+            return _finished(work(_ThreadConnection(connection, self._frequent)))
 
     @asynccontextmanager
-    async def snapshot(self) -> AsyncIterator[Connection]:
-        # A connection of its own: it may be used for long.
+    async def snapshot(self) -> AsyncIterator[StoreConnection]:
+        # A connection of its own, since the snapshot may be used for long.
         engine = _engine(self._url, "BEGIN", 1)
         run = _in(self._readers)
         try:
             connection = await run(engine.connect)
             try:
                 await run(connection.begin)
-                yield _Distant(connection, self._often, run)
+                yield _LoopConnection(connection, self._frequent, run)
             finally:
                 await run(connection.close)
         finally:
             await run(engine.dispose)
 
-    async def give_back(self) -> None:
+    async def reclaim_space(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._writer, self._vacuum)
 
     def _vacuum(self) -> None:
-        # A script, since each step of this statement frees one page, and only scripts are stepped to their end.
+        # A script, since each step of this statement frees one page, and only scripts run all steps.
         script = f"PRAGMA incremental_vacuum({VACUUM_PAGES})"
         try:
             _driver(self._writing_connection()).executescript(script)
@@ -116,12 +116,12 @@ class SqliteEngine:
             engine.dispose()
 
 
-class _Near:
-    """The connection in its own thread."""
+class _ThreadConnection:
+    """The connection as used in its own thread."""
 
-    def __init__(self, connection: sqlalchemy.Connection, often: OftenRun) -> None:
+    def __init__(self, connection: sqlalchemy.Connection, frequent: FrequentStatements) -> None:
         self._connection = connection
-        self._often = often
+        self._frequent = frequent
 
     @property
     def dialect(self) -> Dialect:
@@ -131,19 +131,21 @@ class _Near:
         return self._execute(statement, parameters)
 
     def _execute(self, statement: Any, parameters: Any) -> Rows:
-        if statement.get_execution_options().keys() >= OFTEN.keys():
-            return self._often.run(_driver(self._connection), statement, parameters)  # type: ignore[return-value]
+        if statement.get_execution_options().keys() >= FREQUENT.keys():
+            return self._frequent.run(_driver(self._connection), statement, parameters)  # type: ignore[return-value]
         return _whole(self._connection.execute(statement, parameters))
 
-    async def run_sync(self, look: Callable[..., T], /) -> T:
-        return look(self._connection)
+    async def run_sync(self, work: Callable[..., T], /) -> T:
+        return work(self._connection)
 
 
-class _Distant(_Near):
-    """The connection from outside of its thread."""
+class _LoopConnection(_ThreadConnection):
+    """The connection as used from the event loop."""
 
-    def __init__(self, connection: sqlalchemy.Connection, often: OftenRun, run: Callable[..., Any]) -> None:
-        super().__init__(connection, often)
+    def __init__(
+        self, connection: sqlalchemy.Connection, frequent: FrequentStatements, run: Callable[..., Any]
+    ) -> None:
+        super().__init__(connection, frequent)
         self._run = run
 
     async def execute(self, statement: Any, parameters: Any = None, /) -> Rows:
@@ -152,14 +154,14 @@ class _Distant(_Near):
 
 
 def _finished(work: Awaitable[T]) -> T:
-    """What it comes to; it has nothing to wait for."""
+    """Return the result of a coroutine that never suspends."""
     steps = work.__await__()
     try:
         next(steps)
     except StopIteration as end:
         value: T = end.value
         return value
-    raise Bug("a transaction waited for something else than its database", reason="STORE_BUG")
+    raise Bug("a transaction awaited something other than its database", reason="STORE_BUG")
 
 
 def _driver(connection: sqlalchemy.Connection) -> sqlite3.Connection:
@@ -168,7 +170,7 @@ def _driver(connection: sqlalchemy.Connection) -> sqlite3.Connection:
 
 
 def _whole(result: Rows) -> Rows:
-    """All of its rows, so that it can be read when the connection has something else to do."""
+    """Return all rows, so that they can be read after the connection runs other statements."""
     return result.freeze()() if getattr(result, "returns_rows", False) else result
 
 
@@ -191,7 +193,7 @@ def _engine(url: URL, begin: str, connections: int) -> sqlalchemy.Engine:
     @event.listens_for(engine, "connect")
     def _set_up(connection: Any, _record: object) -> None:
         cursor = connection.cursor()
-        # The first needs to come before the first table.
+        # The first pragma must precede the first table.
         cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute(f"PRAGMA synchronous={synchronous}")
@@ -200,8 +202,8 @@ def _engine(url: URL, begin: str, connections: int) -> sqlalchemy.Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
-        # The driver would begin at the first change only: two that read before they write would both go on, and
-        # one of them fail.
+        # The driver would begin at the first change only: two transactions that read before they write would both
+        # continue, and one would fail.
         try:
             _driver(connection).execute(begin)
         except sqlite3.Error as error:
@@ -211,7 +213,7 @@ def _engine(url: URL, begin: str, connections: int) -> sqlalchemy.Engine:
 
 
 def _prepare_file(path: str, create: bool) -> None:
-    """The file, readable by us alone: it holds what agents typed. SQLite gives its log beside it the same mode."""
+    """Create the file, readable by its owner only: it holds input of agents. SQLite gives its log the same mode."""
     try:
         if create:
             os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Statements that every append runs, given to SQLite's driver as they are: SQLAlchemy writes their text, once.
+"""Statements of every append, run directly by SQLite's driver: SQLAlchemy compiles their text, once.
 
-To run a statement costs SQLAlchemy some 80 µs, of which SQLite takes a few, and an append is four of them. On
-PostgreSQL the way there and back costs more than that, so there these are run as any other.
+Running a statement costs SQLAlchemy some 80 µs, of which SQLite takes a few, and an append has four. On PostgreSQL
+the round trip costs more than that, so these statements run there as any other.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Dialect, Executable
 from sqlalchemy.exc import DBAPIError
 
-#: The mark of such a statement: `statement.execution_options(**OFTEN)`. It is made once; what it looks for, if
-#: anything, is a list `names`.
-OFTEN: Final = {"holdfast_often": True}
+#: Marks such a statement: `statement.execution_options(**FREQUENT)`. It is built once; its search values, if any,
+#: are a list `names`.
+FREQUENT: Final = {"holdfast_frequent": True}
 
 
 class _Text(NamedTuple):
     sql: str
-    #: The parameters in the order in which they stand in the text.
+    #: The parameters in the order of the text.
     names: tuple[str, ...]
-    #: What makes a value of the driver a value of the column, where they differ.
+    #: Converters from the driver's values to the column's, where they differ.
     columns: tuple[tuple[str, Callable[[Any], Any] | None], ...]
 
 
-class Found:
-    """What was found, as far as SQLAlchemy's results are used here."""
+class StatementResult:
+    """The methods of SQLAlchemy's results that this package uses."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         self._rows = rows
@@ -36,15 +36,15 @@ class Found:
         return self._rows
 
 
-class OftenRun:
-    """The statements of one engine."""
+class FrequentStatements:
+    """The compiled statements of one engine."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._texts: dict[Executable, _Text] = {}
 
-    def run(self, driver: sqlite3.Connection, statement: Executable, parameters: Any) -> Found:
-        """For each of the parameters, or for each of the names that they list."""
+    def run(self, driver: sqlite3.Connection, statement: Executable, parameters: Any) -> StatementResult:
+        """Run the statement for each of the parameters, or for each of the names that they list."""
         text = self._texts.get(statement) or self._write(statement)
         many = [parameters] if isinstance(parameters, Mapping) else parameters
         values: Iterable[Sequence[Any]] = (
@@ -55,8 +55,8 @@ class OftenRun:
         try:
             if not text.columns:
                 driver.executemany(text.sql, values)
-                return Found([])
-            return Found([_row(text, row) for each in values for row in driver.execute(text.sql, each)])
+                return StatementResult([])
+            return StatementResult([_row(text, row) for each in values for row in driver.execute(text.sql, each)])
         except sqlite3.Error as error:
             raise as_sqlalchemy(error, text.sql) from error
 
@@ -81,6 +81,6 @@ def _row(text: _Text, row: Sequence[Any]) -> dict[str, Any]:
 
 
 def as_sqlalchemy(error: sqlite3.Error, sql: str) -> Exception:
-    """The driver's error as everybody else here knows it."""
+    """Return the driver's error as SQLAlchemy's."""
     wrapped: Exception = DBAPIError.instance(sql, None, error, sqlite3.Error)
     return wrapped

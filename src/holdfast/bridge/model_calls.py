@@ -1,0 +1,281 @@
+"""The host calls `model` of a bridge: admits requests from the proxy, calls the selected model, records usage.
+
+Decides route and dialect, admission, model, time limit and record of each call. Touches only the models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from types import TracebackType
+
+import msgspec
+
+from holdfast.bridge.bridge_call import BridgeCall, refused
+from holdfast.bridge.dialects import (
+    Route,
+    canonical_request,
+    embeddings,
+    model_and_stream,
+    render_model,
+    render_models,
+    requested_tokens,
+    unsupported_by_function,
+)
+from holdfast.bridge.dialects.embeddings import EmbeddingsRequest
+from holdfast.bridge.dialects.fields import Fields, checked_body
+from holdfast.bridge.forwarding import ForwardedAnswer
+from holdfast.bridge.function_model import JSON_HEADERS, FunctionAnswer, ModelError, ModelFunction
+from holdfast.bridge.limits import (
+    BridgeLimits,
+    Refusal,
+    Spent,
+    estimate_tokens,
+    refuse_model,
+    refuse_request,
+    refuse_unmetered,
+    refuse_unmetered_route,
+    refuse_unpriced,
+    reserve,
+)
+from holdfast.bridge.model_choice import Model, ModelChoice
+from holdfast.bridge.record import CallRecord, CallRecords
+from holdfast.bridge.types import TokenUsage
+from holdfast.bridge.upstream import ProviderClient
+from holdfast.errors import InvalidParams, MethodNotFound
+from holdfast.wire.http_messages import HTTP_METHOD, HttpHead, HttpRequest, pack_head, unpack_request
+
+log = logging.getLogger(__name__)
+
+Pieces = AsyncGenerator[HttpHead | bytes, None]
+
+
+class ModelCalls:
+    """The models of one bridge, its limits and its records."""
+
+    def __init__(
+        self,
+        model: Model,
+        limits: BridgeLimits | None = None,
+        *,
+        on_call: Callable[[CallRecord], None] | None = None,
+    ) -> None:
+        self._models = ModelChoice(model)
+        self._redaction = self._models.redaction
+        self._limits = limits or BridgeLimits()
+        self._on_call = on_call
+        self.calls = CallRecords()
+        self.spent = Spent()
+
+    async def handle(self, method: str, body: bytes) -> AsyncIterator[bytes]:
+        """Handle a host call. Failures become error responses in the caller's dialect."""
+        if method != HTTP_METHOD:
+            raise MethodNotFound(f"the bridge accepts calls of {HTTP_METHOD!r}, not of {method!r}")
+        try:
+            request = unpack_request(body)
+        except msgspec.DecodeError as error:
+            raise InvalidParams(f"the request cannot be read: {error}") from None
+        return self._answer(request)
+
+    async def aclose(self) -> None:
+        await self._models.aclose()
+
+    async def _answer(self, request: HttpRequest) -> AsyncGenerator[bytes, None]:
+        call = BridgeCall(request, time.monotonic)
+        try:
+            try:
+                self._admit(call)
+                source = self._source(call)
+                async with aclosing(source), aclosing(_in_time(source, self._limits)) as pieces:
+                    async for piece in pieces:
+                        call.note(piece)
+                        yield pack_head(piece) if isinstance(piece, HttpHead) else piece
+            except Exception as error:  # noqa: BLE001 - a function of the host's program may raise anything
+                head, body = call.failure(error)
+                call.note(head)
+                yield pack_head(head)
+                call.note(body)
+                yield body
+            call.complete = True
+        finally:
+            self._ended(call)
+
+    def _admit(self, call: BridgeCall) -> None:
+        request = call.request
+        refusal = refuse_request(self._limits, self.spent, request.path, len(request.body))
+        if refusal is not None:
+            raise refused(refusal)
+        self.spent = self.spent.begun()
+        call.counted = True
+
+    def _source(self, call: BridgeCall) -> Pieces:
+        """Return the response generator of the selected model; nothing has been sent yet."""
+        request, route = call.request, call.route
+        if request.header("sec-websocket-key") is not None:
+            # Codex tries a WebSocket first, and falls back to HTTP at once only for this status.
+            raise ModelError(f"{request.path}: the bridge has no WebSockets; use POST", 426)
+        if route is None:
+            provider = self._models.only_provider
+            if provider is None or self._limits.routes is None:
+                raise ModelError(f"{request.method} {request.path}: the bridge has no such route", 404)
+            if (refusal := refuse_unmetered_route(self._limits, request.method, request.path)) is not None:
+                raise refused(refusal)
+            # The limits allow this path by name, so the request is forwarded unparsed.
+            return self._forwarded(call, provider)
+        body = Fields({})
+        if request.method == "POST":
+            body = checked_body(request)
+            # The parsed body is encoded again, so that the provider reads exactly the fields that were checked.
+            call.request = request = canonical_request(request, body)
+        call.model, call.stream = model_and_stream(body, request, route)
+        if route.operation != "models" and (refusal := refuse_model(self._limits, call.model)) is not None:
+            raise refused(refusal)
+        if route.operation in ("models", "model"):
+            provider = self._models.only_provider
+            return self._listed(route) if provider is None else self._forwarded(call, provider)
+        chosen = self._models.choose(call.model)
+        call.paid_model = call.model
+        if isinstance(chosen, ProviderClient):
+            call.paid_model = chosen.upstream.model or call.model
+            if (refusal := refuse_unmetered(self._limits, body.value)) is not None:
+                raise refused(refusal)
+        if (refusal := refuse_unpriced(self._limits, call.paid_model)) is not None:
+            raise refused(refusal)
+        if self._limits.has_budget and route.operation in ("generate", "embeddings"):
+            self._reserve(call, body, route)
+        if isinstance(chosen, ProviderClient):
+            return self._forwarded(call, chosen)
+        if route.operation == "embeddings":
+            return _embedded(chosen, embeddings.parse(request))
+        parsed = call.dialect.parse(request)
+        if route.operation == "count_tokens":
+            return _whole(call.dialect.render_count(estimate_tokens(parsed)))
+        if (reason := unsupported_by_function(parsed)) is not None:
+            raise ModelError(reason, 400)
+        call.answering = FunctionAnswer(chosen, parsed, call.dialect)
+        return call.answering.pieces()
+
+    def _reserve(self, call: BridgeCall, body: Fields, route: Route) -> None:
+        price = self._limits.price_of(call.paid_model)
+        found = reserve(self._limits, self.spent, requested_tokens(call.request, body, route), price)
+        if isinstance(found, Refusal):
+            raise refused(found)
+        call.reservation = found
+        self.spent = self.spent.reserved(found)
+
+    def _forwarded(self, call: BridgeCall, provider: ProviderClient) -> Pieces:
+        answer = ForwardedAnswer(provider, call.request, call.dialect, needs_usage=self._limits.has_budget)
+        if call.route is not None and call.route.operation in ("generate", "embeddings"):
+            call.answering = answer
+        return answer.pieces()
+
+    def _listed(self, route: Route) -> Pieces:
+        names = [name for name in self._models.names if self._limits.allows_model(name)]
+        if route.operation == "models":
+            return _whole(render_models(names, route.dialect))
+        self._models.choose(route.model)
+        return _whole(render_model(route.model, route.dialect))
+
+    def _ended(self, call: BridgeCall) -> None:
+        record = call.record(self.calls.total + 1, time.time(), self._limits, self._redaction)
+        if call.counted:
+            tokens = 0 if record.usage is None else record.usage.total
+            self.spent = self.spent.ended(tokens, record.money, call.reservation)
+        self.calls.add(record)
+        if self._on_call is not None:
+            try:
+                self._on_call(record)
+            except Exception as error:
+                log.error("on_call failed", exc_info=error)
+
+
+async def _whole(body: bytes) -> Pieces:
+    yield HttpHead(200, JSON_HEADERS)
+    yield body
+
+
+async def _embedded(model: ModelFunction, request: EmbeddingsRequest) -> Pieces:
+    """Call the `embed` attribute of a model function: a request in, one vector for each input out."""
+    embed = getattr(model, "embed", None)
+    if embed is None:
+        raise ModelError(f"model {request.model!r}: has no embeddings", 404)
+    vectors = await embed(request)
+    tokens = sum(len(each) // 4 if isinstance(each, str) else len(each) for each in request.input)
+    yield HttpHead(200, JSON_HEADERS)
+    yield embeddings.render(vectors, request, TokenUsage(input=tokens))
+
+
+async def _in_time(pieces: Pieces, limits: BridgeLimits) -> Pieces:
+    """Yield the same pieces; raise ModelError (504) if the body does not begin, or end, in time."""
+    now = asyncio.get_running_loop().time()
+    last = None if limits.timeout is None else now + limits.timeout
+    first = None if limits.first_token_timeout is None else now + limits.first_token_timeout
+    deadline = _Deadline(min((each for each in (last, first) if each is not None), default=None))
+    has_begun = False
+    try:
+        while True:
+            try:
+                with deadline:
+                    piece = await anext(pieces, None)
+            except TimeoutError:
+                if not deadline.has_passed:
+                    raise
+                what = "ended" if has_begun else "begun"
+                raise ModelError(f"the response has not {what} in time", 504) from None
+            if piece is None:
+                return
+            if not has_begun and isinstance(piece, bytes):
+                has_begun = True
+                deadline.move(last)
+            yield piece
+    finally:
+        deadline.move(None)
+
+
+class _Deadline:
+    """Like `asyncio.timeout_at`, for a block that is entered again for every piece: one timer for all pieces.
+
+    A deadline that passes outside of the block takes effect when the block is entered next.
+    """
+
+    def __init__(self, when: float | None) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._cancelled = False
+        self.has_passed = False
+        self.move(when)
+
+    def move(self, when: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if when is not None:
+            self._timer = asyncio.get_running_loop().call_at(when, self._pass)
+
+    def _pass(self) -> None:
+        self._timer = None
+        self.has_passed = True
+        if self._task is not None:
+            self._cancelled = True
+            self._task.cancel()
+
+    def __enter__(self) -> None:
+        if self.has_passed:
+            raise TimeoutError
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        if self._cancelled and task is not None:
+            self._cancelled = False
+            # Another cancellation takes precedence, as with asyncio's timeouts.
+            if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+                raise TimeoutError from error

@@ -1,0 +1,278 @@
+"""Installs the server in a sandbox: chooses the bundle or the package, and streams it in.
+
+Everything goes through commands that run inside, written for any POSIX shell and the few programs that busybox has;
+a sandbox without a shell gets the tree by its engine's own copy. A sandbox is known only as a `CommandRunner`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from holdfast.errors import ConnectionLost, ResourceExhausted, SandboxError
+from holdfast.sandboxes.host_command import Outcome
+from holdfast.sandboxes.install.bundle import Bundle, bundle, package, read_bundle
+from holdfast.sandboxes.install.requirements import PROBE, own_probe, read_probe, required
+from holdfast.sandboxes.install.unpacking import unpacked
+
+log = logging.getLogger(__name__)
+
+#: The bundle that this machine makes (True), one that was made elsewhere (its path), or our package alone (False),
+#: for a sandbox that has a suitable Python.
+BundleChoice = bool | str | os.PathLike[str]
+
+#: Exit code of the boot script if it finds no server; shells and engines do not use it.
+MISSING: Final = 97
+#: The line on stdout after which the boot script becomes the server's channel.
+FOUND: Final = b"holdfast-found"
+#: The limit for streaming the tree in, over a slow link.
+INSTALL_SECONDS: Final = 600.0
+#: Waits before a command that was cut off is run again.
+_RETRY_SECONDS: Final = (0.2, 1.0, 3.0)
+#: The programs that unpacking inside needs.
+_NEEDED: Final = ("tar", "chmod", "mkdir", "rm", "mv")
+
+#: The line on stderr of a boot script that found no server: the machine, and which of `_NEEDED` exist inside.
+_MISSING: Final = re.compile(r"^holdfast-missing: (\S+)(.*)$", re.MULTILINE)
+#: The last line of a script that ran to its end. An engine's exit code proves neither that the script ran nor that
+#: all of its input arrived: `kubectl exec` also exits with 0 when its connection was cut.
+_VERDICT: Final = "holdfast-verdict: "
+#: A directory that cannot be used, and why.
+_TRIED: Final = "holdfast-tried: "
+
+#: The directories that may hold the tree: `$1` is its name in them, `$2` the one that the caller prefers.
+_DIRECTORIES: Final = """
+n=$1; verb=$3; c=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
+[ "${HOME:-/}" = / ] && c=
+set -- "$2" "$c" /var/tmp /tmp /opt /run ""
+"""
+
+#: Find the tree; then this shell becomes the verb `$3`, with its options. A directory of another user is skipped,
+#: because that user could have put any program there.
+_BOOT: Final = (
+    _DIRECTORIES
+    + f"""
+run() {{ [ "$verb" != connect ] || echo {FOUND.decode()}; exec "$@"; }}
+for d; do
+  p=$d/$n
+  [ -O "$p" ] || continue
+  if [ -x "$p/bin/holdfast" ]; then run "$p/bin/holdfast" $verb; fi
+  if [ -f "$p/__main__.py" ]; then run python3 -I -X holdfast_package "$p" $verb; fi
+done
+m=$(uname -m 2> /dev/null) || m=unknown
+for p in {" ".join(_NEEDED)}; do command -v $p > /dev/null 2>&1 && m="$m $p"; done
+echo "holdfast-missing: $m" >&2
+exit {MISSING}
+"""
+)
+
+#: Unpack stdin into the first directory that is writable and may execute, except those in `$3`. The tree appears
+#: under its name complete or not at all, because another client may unpack the same tree meanwhile. All of stdin is
+#: read in every case: `kubectl exec` does not end while the command has left input unread.
+_UNPACK: Final = (
+    "umask 077; skip=$3\n"
+    + _DIRECTORIES
+    + """
+LC_ALL=C; export LC_ALL; t=
+drain() { cat > /dev/null 2>&1 || dd of=/dev/null bs=65536 2> /dev/null || while read -r x; do :; done; }
+verdict() { drain; echo "holdfast-verdict: $*"; exit 0; }
+tried() { echo "holdfast-tried: $d: $1${2:+ (${2##*: })}"; }
+is_there() { [ -x "$d/$n/bin/holdfast" ] || [ -f "$d/$n/__main__.py" ]; }
+trap '[ -z "$t" ] || rm -rf "$t"' 0
+trap 'exit 1' 1 2 13 15
+for d; do
+  [ -n "$d" ] || continue
+  case ":$skip:" in *":$d:"*) continue;; esac
+  [ -d "$d" ] || w=$(mkdir -p "$d" 2>&1) || { tried "cannot be made" "$w"; continue; }
+  if [ -e "$d/$n" ]; then
+    [ -O "$d/$n" ] || { tried "holds the server of another user"; continue; }
+    is_there && verdict installed "$d"
+    rm -rf "$d/$n"
+  fi
+  t=$d/$n.$$
+  w=$(mkdir "$t" 2>&1) || { t=; tried "cannot be written" "$w"; continue; }
+  w=$({ echo '#!/bin/sh' > "$t/try" && chmod 700 "$t/try"; } 2>&1) || {
+    rm -rf "$t"; t=; tried "has no room" "$w"; continue; }
+  w=$("$t/try" 2>&1) || { rm -rf "$t"; t=; tried "does not let programs be executed" "$w"; continue; }
+  rm -f "$t/try"
+  w=$(tar -x -z -o -f - -C "$t" 2>&1) || {
+    rm -rf "$t"; t=
+    case $w in
+      *"o space left"*|*quota*|*"oo large"*) tried "has no room"; verdict full "$d";;
+    esac
+    w=${w#"${w%%[!
+]*}"}
+    verdict broken "tar: ${w%%
+*}"
+  }
+  [ -e "$d/$n" ] || mv "$t" "$d/$n"
+  rm -rf "$t" "$d/$n/$n.$$"; t=
+  is_there && verdict installed "$d"
+  verdict broken "$d/$n: is not complete"
+done
+verdict nowhere
+"""
+)
+
+
+class CommandRunner(Protocol):
+    """The operations of a sandbox that installing needs; `CommandTarget` has them."""
+
+    address: str
+
+    async def run(
+        self, argv: Sequence[str], *, stdin: Path | bytes = b"", seconds: float | None = None
+    ) -> Outcome: ...
+
+    def lacks_program(self, exit_code: int, text: str) -> bool: ...
+
+    async def copy_in(self, tree: Path, directory: str) -> bool: ...
+
+    def cannot_copy(self, why: str) -> SandboxError: ...
+
+
+class Installation:
+    """The server's tree in one sandbox. `directory` is where it is unpacked, before the usual directories."""
+
+    def __init__(self, *, directory: str | None = None, bundle: BundleChoice = True) -> None:
+        self._directory = directory or ""
+        self._choice = bundle
+        self._bundle: Bundle | None = None
+        #: False once the sandbox turned out to have no shell: the server's command is then executed directly.
+        self.has_shell = True
+
+    def copied_to(self, directory: str) -> None:
+        """Note that the bundle was copied there when the sandbox was made, which needs no shell."""
+        self._directory, self.has_shell = directory, False
+
+    async def command(self, runner: CommandRunner, *verb: str) -> list[str]:
+        """Return the command inside that runs a verb; it exits with `MISSING` if no server is installed."""
+        chosen = await self._choose(runner)
+        if not self.has_shell:
+            return [*chosen.command(f"{self._directory}/{chosen.name}"), *verb]
+        return ["sh", "-c", _BOOT, "holdfast", chosen.name, self._directory, " ".join(verb)]
+
+    async def run_verb(
+        self, runner: CommandRunner, verb: Sequence[str], *, seconds: float | None = None
+    ) -> Outcome | None:
+        """Run a verb inside to its end, without installing anything; None if no server is installed."""
+        done = await runner.run(await self.command(runner, *verb), seconds=seconds)
+        if done.exit_code in (126, 127) and self.has_shell:
+            self.has_shell = False
+            done = await runner.run(await self.command(runner, *verb), seconds=seconds)
+        return None if done.exit_code in (MISSING, 126, 127) else done
+
+    async def install(self, runner: CommandRunner, boot_error: str) -> None:
+        """Install the server after a boot command that found none and printed `boot_error`.
+
+        `ConnectionLost` if the engine cut every attempt off.
+        """
+        chosen = await self._choose(runner)
+        report = _MISSING.search(boot_error)
+        if report is None:
+            self.has_shell = False
+            there = await runner.run([*chosen.command(f"{self._directory}/{chosen.name}"), "--version"])
+            if there.exit_code != 0:
+                reason = (boot_error.strip().splitlines() or ["no reason given"])[-1]
+                await self._copy(runner, chosen, f"there is no shell ({reason})")
+            return
+        machine, found = report[1], report[2].split()
+        if chosen.kind == "bundle" and machine not in ("unknown", chosen.machine):
+            raise SandboxError(
+                f"{runner.address}: is {machine}, and the bundle is for {chosen.machine}: "
+                f"make one with `holdfast bundle -o FILE` on such a machine, and pass bundle=FILE"
+            )
+        lacking = sorted({*_NEEDED} - {*found})
+        if lacking:
+            await self._copy(runner, chosen, f"it has no {' and no '.join(lacking)}")
+        else:
+            await self._unpack(runner, chosen)
+
+    async def _choose(self, runner: CommandRunner) -> Bundle:
+        if self._bundle is None:
+            if self._choice is True:
+                self._bundle = await bundle()
+            elif self._choice is False:
+                self._bundle = await self._choose_package(runner)
+            else:
+                self._bundle = await asyncio.to_thread(read_bundle, self._choice)
+        return self._bundle
+
+    async def _choose_package(self, runner: CommandRunner) -> Bundle:
+        probe = await _run_whole(runner, ["python3", "-I", "-c", PROBE], lambda done: done.exit_code == 0)
+        needed = required(read_probe(probe.stdout), await asyncio.to_thread(own_probe))
+        if needed == "bundle":
+            raise SandboxError(
+                f"{runner.address}: has no Python that can run the server without the bundle: {probe.summary}"
+            )
+        return await package(msgspec=needed == "package-with-msgspec")
+
+    async def _unpack(self, runner: CommandRunner, chosen: Bundle) -> None:
+        tried: dict[str, str] = {}
+        full: list[str] = []
+        for wait in (*_RETRY_SECONDS, None):
+            while True:
+                script = ["sh", "-c", _UNPACK, "holdfast", chosen.name, self._directory, ":".join(full)]
+                done = await _run_whole(runner, script, _has_verdict, stdin=chosen.path, seconds=INSTALL_SECONDS)
+                if not _has_verdict(done):
+                    raise ConnectionLost(
+                        f"{runner.address}: the connection was cut while the server was being installed, "
+                        f"{len(_RETRY_SECONDS) + 1} times: {done.summary}"
+                    )
+                for line in done.stdout.splitlines():
+                    if line.startswith(_TRIED):
+                        directory, _, why = line.removeprefix(_TRIED).partition(": ")
+                        tried[directory] = why
+                verdict, _, about = done.stdout.splitlines()[-1].removeprefix(_VERDICT).partition(" ")
+                if verdict != "full" or about in full:
+                    break
+                full.append(about)  # another directory may have more room
+            if verdict == "installed":
+                return
+            if verdict != "broken":
+                break
+            # The archive did not arrive whole, though the script ran to its end.
+            if wait is None:
+                raise ConnectionLost(f"{runner.address}: the server did not arrive inside whole: {about}")
+            await asyncio.sleep(wait)
+        reasons = "; ".join(f"{directory}: {why}" for directory, why in tried.items())
+        hint = "name a directory that is writable, may execute and has 17 MB of room (directory=...)"
+        if small := [directory for directory, why in tried.items() if "no room" in why or "space left" in why]:
+            raise ResourceExhausted(
+                f"{runner.address}: the server does not fit into {', '.join(small)}: {reasons}; {hint}"
+            )
+        raise SandboxError(f"{runner.address}: no directory can hold the server: {reasons}; {hint}")
+
+    async def _copy(self, runner: CommandRunner, chosen: Bundle, why: str) -> None:
+        async with unpacked(chosen) as tree:
+            copied = await runner.copy_in(tree, self._directory or "/")
+        if not copied:
+            raise runner.cannot_copy(why)
+
+
+async def _run_whole(
+    runner: CommandRunner,
+    argv: list[str],
+    is_whole: Callable[[Outcome], bool],
+    *,
+    stdin: Path | bytes = b"",
+    seconds: float | None = None,
+) -> Outcome:
+    """Run a command, and again while it seems to have been cut off; return the last outcome."""
+    for wait in (*_RETRY_SECONDS, None):
+        done = await runner.run(argv, stdin=stdin, seconds=seconds)
+        if wait is None or is_whole(done) or runner.lacks_program(done.exit_code, done.error):
+            break
+        log.info("%s: a command was cut off and is run again: %s", runner.address, done.summary)
+        await asyncio.sleep(wait)
+    return done
+
+
+def _has_verdict(done: Outcome) -> bool:
+    """Whether a script ran to its end."""
+    return (done.stdout.splitlines() or [""])[-1].startswith(_VERDICT)

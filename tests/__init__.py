@@ -1,0 +1,1 @@
+"""Tests of Holdfast, by the kind of parts they run."""

@@ -1,0 +1,29 @@
+"""The handlers of the server against the method table, by their annotations."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from holdfast.runtime.durability.ledger import NullLedger
+from holdfast.runtime.local import LocalExec
+from holdfast.server.clients import ClientRegistry
+from holdfast.server.dispatch import Dispatcher
+from holdfast.wire.messages import Empty
+from holdfast.wire.methods import INITIALIZE, methods
+
+
+@pytest.mark.parametrize("name", sorted(set(methods()) - {INITIALIZE.name}))
+async def test_a_handler_has_the_types_of_its_method(name: str) -> None:
+    exec_ = LocalExec()
+    try:
+        clients = ClientRegistry(exec_, NullLedger())
+        method, handler = Dispatcher(exec_, clients, listening=lambda: (), shutdown=None).methods[name]
+    finally:
+        await exec_.aclose()
+    annotations = inspect.get_annotations(handler)
+    assert annotations["params"].split(".")[-1] == method.params.__name__
+    returned = annotations["return"]
+    result = "None" if method.result is Empty else method.result.__name__
+    assert result in returned or returned in ("DeferredReply", "_ShellRunReply")
