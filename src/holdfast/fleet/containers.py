@@ -32,7 +32,7 @@ from holdfast.fleet.template import Template
 from holdfast.sandboxes.containers import Container
 from holdfast.sandboxes.host_command import Outcome, run_host_command
 from holdfast.sandboxes.install.bundle import Bundle, bundle
-from holdfast.sandboxes.install.unpacking import unpacked
+from holdfast.sandboxes.install.unpacking import keep_tree, unpacked
 from holdfast.sandboxes.opening import open_target
 
 #: On every container: its id, the record, and the directory of the server's files inside.
@@ -48,13 +48,12 @@ FORK_REPOSITORY: Final = "holdfast/fork"
 FORK_SECONDS: Final = 3_600.0
 COMMAND_SECONDS: Final = 120.0
 PULL_SECONDS: Final = 1_800.0
+#: For a sandbox without an expiry: a time that every file system can store, in the year 2286.
+NEVER: Final = 10_000_000_000.0
 #: Enough of the engine's output for the `inspect` of a thousand containers.
 LISTING_BYTES: Final = 64 * 1024 * 1024
 #: Ids of one `inspect`: a command line has its limits.
 INSPECT_COUNT: Final = 500
-#: Above this lifetime the server's files are copied into the container. Below it they are mounted: the tree on this
-#: machine stays at least as long (`unpacking`).
-MOUNT_SECONDS: Final = 7 * 86_400.0
 
 #: The first process of a container: it starts the server, reaps orphans, and ends on SIGTERM.
 _FIRST_PROCESS: Final = """
@@ -124,17 +123,13 @@ class ContainerEngine(Engine):
         chosen = await bundle()
         try:
             async with unpacked(chosen) as tree:
-                mounted = template.lifetime is not None and template.lifetime <= MOUNT_SECONDS
-                inside = f"/{chosen.name}"
-                if mounted:
-                    mount = ["--mount", f"type=bind,src={tree},dst={inside},readonly"]
-                    done = await self._attempt(["run", "--detach", *mount], template, record, chosen, image)
-                    mounted = done.exit_code == 0
-                    if not mounted:
-                        await self._remove_container(record.id)
-                        if not _NO_SOURCE.search(done.stderr):
-                            raise self._explain(done, template, image)
-                if not mounted:
+                keep_tree(chosen.name, record.expires_at or NEVER)
+                mount = ["--mount", f"type=bind,src={tree},dst=/{chosen.name},readonly"]
+                done = await self._attempt(["run", "--detach", *mount], template, record, chosen, image)
+                if done.exit_code != 0:
+                    await self._remove_container(record.id)
+                    if not _NO_SOURCE.search(done.stderr):
+                        raise self._explain(done, template, image)
                     # The engine does not see our files: it is on another machine, or runs as another user.
                     if template.options.get("read_only"):
                         self.refuse("options", "read_only: the engine cannot mount the server's files from here")
@@ -254,7 +249,11 @@ class ContainerEngine(Engine):
     # --- leases ------------------------------------------------------------------------------------------------
 
     async def extend(self, id: str, expires_at: float | None) -> None:
-        await self.get(id)
+        (container,) = await self._inspect([check_id(id)]) or [None]
+        if container is None:
+            raise SandboxGone(f"{self.name}:{id}: there is no such sandbox", final=True)
+        tree = (container["Config"].get("Labels") or {}).get(TREE_LABEL, "")
+        keep_tree(tree.removeprefix("/"), expires_at or NEVER)
         until = "never" if expires_at is None else str(int(expires_at) + 1)
         name = f"{id}-until-{until}"
         await self._run(["volume", "create", "--label", f"{LEASE_LABEL}={id}", name])

@@ -45,6 +45,8 @@ class Engine(abc.ABC):
     name: ClassVar[str]
     #: The fields of `Template` that this engine honours, beside those that `Fleet` handles for every engine.
     fields: ClassVar[frozenset[str]]
+    #: Whether the server in a sandbox runs as the template's user; if not, it starts each command as that user.
+    serves_as_user: ClassVar[bool] = True
     #: The options that `Template.options` may hold.
     options: ClassVar[frozenset[str]] = frozenset()
 

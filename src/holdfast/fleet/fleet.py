@@ -151,13 +151,8 @@ class Fleet:
             raise InvalidParams(f"{ref.id}: the sandbox is paused; resume it first")
         template = ref.record.template
         api = await self.engine.open(ref, reconnect_deadline=reconnect_deadline)
-        inside = self.engine.name != "bwrap"
-        box = FleetSandbox(
-            api,
-            user=None if inside else template.user,
-            cwd=template.workdir,
-            env=None if inside else dict(template.env) or None,
-        )
+        user = None if self.engine.serves_as_user else template.user
+        box = FleetSandbox(api, user=user, cwd=template.workdir)
         box.ref = ref
         return box
 

@@ -81,6 +81,7 @@ class JailEngine(Engine):
     fields: ClassVar = frozenset(
         {"image", "root", "cpus", "memory", "disk", "processes", "network", "user", "mounts"}
     )
+    serves_as_user: ClassVar[bool] = False
     #: `user_namespaces`: whether programs in the jail may make some; `arguments`: further options of bwrap.
     options: ClassVar = frozenset({"user_namespaces", "arguments"})
 

@@ -1,7 +1,8 @@
 """The bundle as a tree on this machine, for jails that mount it and for engines that copy trees.
 
 Unpacked once, beside its tar. Each user of a tree holds a lock on it, so that a program with another bundle does
-not remove the tree while a jail runs from it.
+not remove the tree while a jail runs from it. A container that mounts a tree cannot hold a lock: the tree is kept
+until the container expires.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import shutil
 import tarfile
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -30,15 +32,41 @@ async def unpacked(bundle: Bundle) -> AsyncIterator[Path]:
 
 
 def _unpack(bundle: Bundle) -> tuple[Path, int]:
-    trees = os.path.join(os.path.dirname(cache_directory()), "trees")
+    trees = _trees()
     os.makedirs(trees, mode=0o700, exist_ok=True)
     target = os.path.join(trees, bundle.name)
     while (held := _hold(target)) is None:
         _extract(bundle, target)
     for name in os.listdir(trees):
-        if name != bundle.name and not name.startswith("."):
+        if name != bundle.name and not name.startswith(".") and not _is_kept(trees, name):
             _remove_unused(os.path.join(trees, name))
     return Path(target), held
+
+
+def keep_tree(name: str, until: float) -> None:
+    """Keep the tree of this name at least until this time, in seconds since the epoch, if it is here."""
+    mark = _mark(_trees(), name)
+    if name and os.path.isdir(os.path.join(_trees(), name)):
+        with open(mark, "a"):
+            os.utime(mark, (until, max(until, os.stat(mark).st_mtime)))
+
+
+def _is_kept(trees: str, name: str) -> bool:
+    mark = _mark(trees, name)
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(mark).st_mtime > time.time():
+            return True
+        os.unlink(mark)
+    return False
+
+
+def _mark(trees: str, name: str) -> str:
+    """The file with the time until which a tree is kept as the time of its change."""
+    return os.path.join(trees, f".kept-{os.path.basename(name)}")
+
+
+def _trees() -> str:
+    return os.path.join(os.path.dirname(cache_directory()), "trees")
 
 
 def _hold(tree: str) -> int | None:
