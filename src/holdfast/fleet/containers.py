@@ -249,10 +249,10 @@ class ContainerEngine(Engine):
     # --- leases ------------------------------------------------------------------------------------------------
 
     async def extend(self, id: str, expires_at: float | None) -> None:
-        (container,) = await self._inspect([check_id(id)]) or [None]
-        if container is None:
+        found = await self._inspect([check_id(id)])
+        if not found:
             raise SandboxGone(f"{self.name}:{id}: there is no such sandbox", final=True)
-        tree = (container["Config"].get("Labels") or {}).get(TREE_LABEL, "")
+        tree = (found[0]["Config"].get("Labels") or {}).get(TREE_LABEL, "")
         keep_tree(tree.removeprefix("/"), expires_at or NEVER)
         until = "never" if expires_at is None else str(int(expires_at) + 1)
         name = f"{id}-until-{until}"

@@ -17,8 +17,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Final
 
 from holdfast.sandboxes.install.bundle import Bundle, cache_directory
+
+#: The names of the files that hold until when a tree is kept.
+_KEPT: Final = ".kept-"
 
 
 @contextlib.asynccontextmanager
@@ -38,7 +42,8 @@ def _unpack(bundle: Bundle) -> tuple[Path, int]:
     while (held := _hold(target)) is None:
         _extract(bundle, target)
     for name in os.listdir(trees):
-        if name != bundle.name and not name.startswith(".") and not _is_kept(trees, name):
+        # Those with a dot were being unpacked by a process that was killed, or are locked by one that still does it.
+        if name != bundle.name and not name.startswith(_KEPT) and not _is_kept(trees, name):
             _remove_unused(os.path.join(trees, name))
     return Path(target), held
 
@@ -62,7 +67,7 @@ def _is_kept(trees: str, name: str) -> bool:
 
 def _mark(trees: str, name: str) -> str:
     """The file with the time until which a tree is kept as the time of its change."""
-    return os.path.join(trees, f".kept-{os.path.basename(name)}")
+    return os.path.join(trees, _KEPT + os.path.basename(name))
 
 
 def _trees() -> str:
@@ -85,7 +90,9 @@ def _hold(tree: str) -> int | None:
 
 def _extract(bundle: Bundle, target: str) -> None:
     aside = tempfile.mkdtemp(prefix=f".{bundle.name}.", dir=os.path.dirname(target))
+    held = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        fcntl.flock(held, fcntl.LOCK_SH)
         with tarfile.open(bundle.path, "r:gz") as tar:
             # Python 3.11.2, which Debian 12 has, lacks filters.
             if hasattr(tarfile, "data_filter"):
@@ -98,6 +105,8 @@ def _extract(bundle: Bundle, target: str) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         if not os.path.isdir(target):  # otherwise another process unpacked it
             raise
+    finally:
+        os.close(held)
 
 
 def _remove_unused(tree: str) -> None:
