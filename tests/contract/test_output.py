@@ -121,7 +121,8 @@ async def test_the_sequence_has_no_holes_and_the_offsets_add_up(box: Sandbox) ->
     await process.wait()
     next_seq, offsets, data = 1, {"stdout": 0, "stderr": 0}, b""
     while True:
-        result = await process.read(since=next_seq - 1, max_bytes=10_000)
+        # With a wait: a read that does not suspend would keep the loop from the end of the streams.
+        result = await process.read(since=next_seq - 1, max_bytes=10_000, wait=60)
         for chunk in result.chunks:
             assert (chunk.seq, chunk.offset) == (next_seq, offsets[chunk.stream])
             offsets[chunk.stream] += len(chunk.data)

@@ -42,7 +42,7 @@ def _unpack(bundle: Bundle) -> tuple[Path, int]:
     while (held := _hold(target)) is None:
         _extract(bundle, target)
     for name in os.listdir(trees):
-        # Those with a dot were being unpacked by a process that was killed, or are locked by one that still does it.
+        # Those with a dot were being unpacked by a killed process, or are locked by one that unpacks them now.
         if name != bundle.name and not name.startswith(_KEPT) and not _is_kept(trees, name):
             _remove_unused(os.path.join(trees, name))
     return Path(target), held
