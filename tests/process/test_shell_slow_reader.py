@@ -16,6 +16,7 @@ from holdfast.runtime.local import LocalExec
 from holdfast.runtime.shell.command import ShellCommand
 from holdfast.runtime.shell.live import TRANSITIONS, LiveShell
 from holdfast.types import CommandEnded, CommandSpec, OutputChunk, ShellSpec
+from tests.support.signalling import send_signal
 
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60
@@ -116,7 +117,7 @@ async def test_a_reader_that_leaves_after_the_answer_leaves_the_shell_as_it_is(
 async def test_a_shell_that_is_killed_after_the_answer_keeps_the_result(api: LocalExec, tmp_path: Path) -> None:
     stream, shell, _ = await stalled(api, tmp_path)
     behind = api.run_in_shell("sh", CommandSpec("behind", "echo $word"))
-    os.kill(shell.info().pid, signal.SIGKILL)
+    send_signal(shell.info().pid, signal.SIGKILL)
     with pytest.raises(ShellClosed, match="killed by SIGKILL"):
         await all_of(behind)
     printed, ended = await all_of(stream)
