@@ -169,7 +169,7 @@ class JailEngine(Engine):
                 "holder": [*self_exec.loader_in_bundle(SERVER), f"{INSIDE}/cat", f"{INSIDE}/hold"],
                 "workdir": template.workdir or "/root",
                 "capabilities": list(CAPABILITIES.values()),
-                "env": {"PATH": PATH, "HOME": "/root", **template.env, "HOLDFAST_DIRECTORY": SERVER_DIRECTORY},
+                "env": {"PATH": PATH, "HOME": "/root", **template.env},
                 "serve": ["--listen", f"unix:{SERVER_DIRECTORY}/server.sock"],
             }
             held = stack.enter_context(_held(str(tree)))
