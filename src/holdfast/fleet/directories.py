@@ -220,7 +220,11 @@ class SandboxDirectories:
             raise SandboxError(f"{directory.socket}: too long for a socket; set {DIRECTORY_VARIABLE}")
         with self._changing():
             os.mkdir(directory.path, 0o711)
-            lock = os.open(f"{directory.path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                lock = os.open(f"{directory.path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError:
+                os.rmdir(directory.path)
+                raise
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             directory.write("record.json", encode_record(record))
