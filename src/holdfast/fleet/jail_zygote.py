@@ -12,6 +12,7 @@ import array
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import gc
 import itertools
 import json
@@ -105,7 +106,10 @@ def _in_child(work: Any, *arguments: Any) -> NoReturn:
 
 def _start(spec: dict[str, Any], descriptors: list[int]) -> None:
     """Make one jail and leave its server running in it."""
-    lock, tree, listener, log, ready, process_file = descriptors
+    lock, _, listener, log, ready, process_file = descriptors
+    # Programs in the jail can take descriptors from bubblewrap's child: a directory of the host would lead out.
+    for each in descriptors:
+        os.set_inheritable(each, False)
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)
@@ -127,7 +131,6 @@ def _start(spec: dict[str, Any], descriptors: list[int]) -> None:
     if outer == 0:
         signal.alarm(0)
         os.set_inheritable(lock, True)
-        os.set_inheritable(tree, True)
         os.execve(spec["program"], arguments, {"PATH": os.defpath})
     with open(f"/proc/{outer}/stat", "rb") as stat:
         started = stat.read().rpartition(b")")[2].split()[19].decode()
@@ -157,7 +160,10 @@ def _keep(spec: dict[str, Any], listener: int, ready: int, hold: int) -> None:
     drop_capabilities(spec["capabilities"])
     os.environ.clear()
     os.environ.update(spec["env"])
-    close_all_but({0, 1, 2, listener, ready, hold})
+    # Opened in the jail, where `..` leads to the jail's own directories; held as long as the jail runs.
+    tree = os.open(jail_launch.SERVER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(tree, fcntl.LOCK_SH)
+    close_all_but({0, 1, 2, listener, ready, hold, tree})
     os.set_inheritable(listener, True)
     os.set_inheritable(ready, True)
     arguments = ["serve", *spec["serve"], "--listen", f"fd:{listener}"]
