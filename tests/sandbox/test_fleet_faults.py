@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from holdfast.errors import HoldfastError, ResourceExhausted, SandboxError
 from holdfast.fleet.fleet import Fleet
 from holdfast.fleet.pool import Pool
 from holdfast.fleet.template import Template
+from tests.support.file_systems import small_file_system
 from tests.support.parts import require
 
 MAKER = Path(__file__).with_name("fleet_maker.py")
@@ -186,3 +188,90 @@ async def test_a_pool_whose_engine_fails_says_why() -> None:
     with pytest.raises(HoldfastError, match="not open"):
         async with pool.take():
             pass
+
+
+async def test_two_hundred_creations_keep_to_a_limit_of_twenty(fleet_directory: Path) -> None:
+    require("bwrap")
+    fleet = Fleet("bwrap", max_creates=20)
+    most = 0
+
+    async def make() -> None:
+        nonlocal most
+        async with fleet.block():
+            most = max(most, fleet.creating)
+
+    await asyncio.gather(*(make() for _ in range(200)))
+    assert 1 <= most <= 20
+    await fleet.aclose()
+    assert left_behind(fleet_directory) == []
+
+
+@pytest.mark.parametrize("engine", ["bwrap", "local"])
+async def test_a_full_disk_fails_the_creation_and_leaves_nothing(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if engine == "bwrap":
+        require("bwrap")
+    with small_file_system("size=256k,nr_inodes=60,mode=711") as directory:
+        monkeypatch.setenv("HOLDFAST_FLEET_DIRECTORY", directory)
+        fleet = Fleet(engine)
+        ref = await fleet.create()
+        await fleet.remove(ref.id)
+        await asyncio.to_thread(_fill, directory)
+        for room in range(6):
+            # A little more room each time: the creation fails at another step.
+            with pytest.raises(SandboxError, match="No space left"):
+                await fleet.create()
+            assert await fleet.list() == []
+            assert os.listdir(f"{directory}/{engine}") == [], f"with {room} inodes"
+            os.unlink(f"{directory}/f{room}")
+
+
+def _fill(directory: str) -> None:
+    """Use up all inodes of a small file system, and all bytes."""
+    number = 0
+    with contextlib.suppress(OSError):
+        while True:
+            Path(directory, f"f{number}").touch()
+            number += 1
+    with contextlib.suppress(OSError), open(f"{directory}/f{number - 1}", "wb", 0) as filler:
+        while True:
+            filler.write(bytes(4096))
+
+
+_HOSTILE = """
+import os
+for name in ("closed", "closed/inner"):
+    os.mkdir(name)
+open("closed/inner/file", "w").close()
+os.chmod("closed/inner/file", 0)
+os.chmod("closed/inner", 0)
+os.chmod("closed", 0)
+for _ in range(3000):
+    os.mkdir("d" * 50)
+    os.chdir("d" * 50)
+"""
+
+
+async def test_a_hostile_jail_is_removed_whole(fleet_directory: Path) -> None:
+    """Its tree is deep and closed, its server and the holder of its namespaces are killed."""
+    require("bwrap")
+    fleet = Fleet("bwrap")
+    ref = await fleet.create()
+    async with await fleet.connect(ref.id) as box:
+        assert (await box.exec(["python3", "-c", _HOSTILE])).success
+        # A full FIFO does not block the holder; its end ends the jail, this command included.
+        await box.start(
+            ["sh", "-c", "dd if=/dev/zero of=/run/holdfast/hold bs=64k count=100; kill -9 -1; kill -9 2"]
+        )
+    await fleet.remove(ref.id)
+    assert left_behind(fleet_directory) == []
+
+
+async def test_a_paused_jail_is_removed(fleet_directory: Path) -> None:
+    require("bwrap")
+    fleet = Fleet("bwrap")
+    ref = await fleet.create()
+    await fleet.pause(ref.id)
+    await fleet.remove(ref.id)
+    assert left_behind(fleet_directory) == []

@@ -11,6 +11,8 @@ import contextlib
 import fcntl
 import json
 import os
+import select
+import shutil
 import signal
 import stat
 import subprocess
@@ -30,6 +32,8 @@ DIRECTORY_VARIABLE: Final = "HOLDFAST_FLEET_DIRECTORY"
 MAX_SOCKET_PATH: Final = 107
 #: How long a killed sandbox may take until the kernel has released everything.
 END_SECONDS: Final = 20.0
+#: Between two looks at a lock that is held by a process that is not noted yet.
+POLL_SECONDS: Final = 0.02
 LOG_TAIL_BYTES: Final = 4_000
 
 
@@ -130,45 +134,55 @@ class SandboxDirectory:
         pid, started = map(int, text.split())
         return pid if start_time(pid) == started else None
 
+    def send_kill(self) -> list[int]:
+        """Kill the sandbox's first process and its children; returns their pids."""
+        pid = self.first_process()
+        if pid is None:
+            return []
+        # The parent outside of a pid namespace does not end its members; the first member does.
+        found = [*children(pid), pid]
+        for each in found:
+            _kill(each)
+        return found
+
     def kill(self) -> None:
         """Kill the sandbox's processes and wait until the kernel has released them."""
         deadline = time.monotonic() + END_SECONDS
-        while True:
-            # Again: a sandbox that is just being started notes its process a moment after it took the lock.
-            pid = self.first_process()
-            if pid is not None:
-                # The parent outside of a pid namespace does not end its members; the first member does.
-                for each in (*children(pid), pid):
-                    _kill(each)
-            if self._wait_end(1.0):
-                return
+        # Again: a sandbox that is just being started notes its process a moment after it took the lock.
+        while not self._wait_end(self.send_kill(), POLL_SECONDS):
             if time.monotonic() > deadline:
                 raise SandboxError(f"{self.path}: processes of the sandbox are left after {END_SECONDS:g} s")
 
     def terminate(self) -> None:
         """End the sandbox's processes in their own way, and kill them if that takes too long."""
         pid = self.first_process()
+        deadline = time.monotonic() + END_SECONDS
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        if not self._wait_end(END_SECONDS):
-            self.kill()
+            while time.monotonic() < deadline:
+                if self._wait_end([pid], deadline - time.monotonic()):
+                    return
+        self.kill()
 
-    def _wait_end(self, seconds: float) -> bool:
-        """Wait until no process holds the lock; False if one still does after `seconds`."""
-        try:
-            fd = os.open(f"{self.path}/lock", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+    def _wait_end(self, pids: list[int], seconds: float) -> bool:
+        """Wait until these processes have ended, at most `seconds`; whether the lock is free then.
+
+        The kernel reports the end of a process and not the release of a lock, so the processes are watched. A lock
+        that is held without them belongs to a maker, and the caller tries again.
+        """
+        deadline = time.monotonic() + seconds
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                pidfd = os.pidfd_open(pid)
+                try:
+                    select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
+                finally:
+                    os.close(pidfd)
+        if not self.is_locked():
             return True
-        try:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return True
-            # The system call has no time limit; the program does.
-            argv = ["flock", "--shared", "--timeout", str(seconds), str(fd)]
-            return subprocess.run(argv, pass_fds=(fd,), stderr=subprocess.DEVNULL).returncode == 0
-        finally:
-            os.close(fd)
+        time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+        return not self.is_locked()
 
     def last_log(self) -> str:
         """The end of what the sandbox's first process printed."""
@@ -180,9 +194,10 @@ class SandboxDirectory:
 
     def delete(self) -> None:
         """Remove the directory. The record goes last, so that an interrupted removal is continued by `prune`."""
-        for name in os.listdir(self.path):
-            if name not in ("record.json", "lock"):
-                remove_tree(f"{self.path}/{name}")
+        with contextlib.suppress(FileNotFoundError):  # another process removes it, too
+            for name in os.listdir(self.path):
+                if name not in ("record.json", "lock"):
+                    remove_tree(f"{self.path}/{name}")
         remove_tree(self.path)
 
 
@@ -205,7 +220,11 @@ class SandboxDirectories:
             raise SandboxError(f"{directory.socket}: too long for a socket; set {DIRECTORY_VARIABLE}")
         with self._changing():
             os.mkdir(directory.path, 0o711)
-            lock = os.open(f"{directory.path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                lock = os.open(f"{directory.path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError:
+                os.rmdir(directory.path)
+                raise
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             directory.write("record.json", encode_record(record))
@@ -271,8 +290,19 @@ def _kill(pid: int) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a tree that a sandbox may have written, however deep it is."""
-    # `rm` walks without recursion and without following links; a sandbox may make a tree thousands of levels deep.
+    """Remove a tree that a sandbox may have written, however deep it is; a missing one is no error."""
+    try:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+    except (OSError, RecursionError):
+        if os.path.lexists(path):
+            _remove_hostile_tree(path)
+
+
+def _remove_hostile_tree(path: str) -> None:
+    """Remove a tree by programs: `rm` walks without recursion, thousands of levels deep."""
     done = subprocess.run(["rm", "-rf", "--", path], stderr=subprocess.PIPE)
     if done.returncode != 0 and os.path.lexists(path):
         # An overlay's work directory, or a directory that the sandbox closed to its owner.

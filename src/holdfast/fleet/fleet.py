@@ -128,6 +128,11 @@ class Fleet:
             self.creating += 1
             try:
                 yield
+            except OSError as error:
+                if isinstance(error, HoldfastError) or error.errno is None:
+                    raise
+                # The file system of the engine's directory: full, read-only, or not ours.
+                raise SandboxError(f"engine {self.engine.name}: {error}") from error
             finally:
                 self.creating -= 1
 

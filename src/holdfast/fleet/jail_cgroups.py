@@ -1,7 +1,8 @@
 """The cgroups of jails: they limit a jail as a whole, and freeze it.
 
-Each jail has a cgroup below the one that its maker is in, in every hierarchy that is needed. The directories are
-noted beside the jail before they are made, so that any process can remove them.
+A jail has a cgroup below the one that its maker is in, in every hierarchy that its limits need. The cgroup that
+freezes is made when the jail is first frozen: moving a process takes about ten milliseconds, a grace period of RCU.
+The directories are noted beside the jail before they are made, so that any process can remove them.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from holdfast.errors import SandboxError
 from holdfast.fleet.directories import SandboxDirectory
 from holdfast.fleet.template import Template
-from holdfast.runtime.confine.resource_groups import CgroupHierarchy, Controller, hierarchies
+from holdfast.runtime.confine.resource_groups import Controller, hierarchies
 from holdfast.types import Confinement
 
 PARENT: Final = "holdfast-jails"
@@ -23,6 +24,8 @@ PARENT: Final = "holdfast-jails"
 FIELDS: Final[dict[Controller, str]] = {"memory": "memory", "pids": "processes", "cpu": "cpus"}
 #: A cgroup can be removed a moment after its last process has ended; the kernel does not report when.
 REMOVE_SECONDS: Final = 5.0
+#: Attempts to move or stop all processes of a jail while they fork.
+MAX_ROUNDS: Final = 100
 
 
 class JailGroups:
@@ -50,44 +53,43 @@ class JailGroups:
         )
         wanted = [each for each in hierarchies().values() if each.wants(limits)]
         groups = {f"{each.base}/{PARENT}/{directory.id}": each for each in wanted}
-        freezer = _freezer_base()
-        if freezer is not None:
-            groups.setdefault(f"{freezer}/{PARENT}/{directory.id}", CgroupHierarchy("memory", freezer, 1))
-        directory.write("cgroups", "\n".join(groups))
-        made: list[str] = []
+        if groups:
+            directory.write("cgroups", "\n".join(groups))
         for path, hierarchy in groups.items():
             try:
                 hierarchy.make(path)
-                if hierarchy in wanted:
-                    hierarchy.limit(path, limits)
+                hierarchy.limit(path, limits)
             except OSError as error:
-                if hierarchy in wanted:
-                    raise SandboxError(f"bwrap: cgroup {path}: {error.strerror}") from None
-                continue  # a jail that cannot be frozen is stopped by signals
-            made.append(path)
-        return made
+                raise SandboxError(f"bwrap: cgroup {path}: {error.strerror}") from None
+        return list(groups)
 
     @staticmethod
-    def freeze(directory: SandboxDirectory, frozen: bool) -> bool:
-        """Freeze or thaw all processes of a jail; False if it has no cgroup for it."""
-        for path in (directory.read("cgroups") or "").split("\n"):
-            for name, words in (("cgroup.freeze", ("0", "1")), ("freezer.state", ("THAWED", "FROZEN"))):
-                control = f"{path}/{name}"
-                if not path or not os.path.exists(control):
-                    continue
-                with open(control, "w") as file:
-                    file.write(words[frozen])
-                if frozen:
-                    _await_frozen(path, name)
-                return True
-        return False
+    def freeze(directory: SandboxDirectory, members: Callable[[], Iterable[int]]) -> bool:
+        """Freeze the processes of a jail, which `members` returns; False if no cgroup can be made for it."""
+        control = _control(directory)
+        if control is None and _join_freezer(directory, members):
+            control = _control(directory)
+        if control is None:
+            return False
+        _write(control, "1" if control.endswith("cgroup.freeze") else "FROZEN")
+        _await_frozen(control)
+        return True
+
+    @staticmethod
+    def thaw(directory: SandboxDirectory) -> bool:
+        """Let the processes of a jail run again; False if it has no cgroup that freezes."""
+        control = _control(directory)
+        if control is None:
+            return False
+        _write(control, "0" if control.endswith("cgroup.freeze") else "THAWED")
+        return True
 
     @staticmethod
     def remove(directory: SandboxDirectory) -> None:
         """Remove the cgroups of a jail whose processes have ended."""
         deadline = time.monotonic() + REMOVE_SECONDS
-        for path in (directory.read("cgroups") or "").split("\n"):
-            while path and os.path.isdir(path):
+        for path in _paths(directory):
+            while os.path.isdir(path):
                 try:
                     os.rmdir(path)
                 except OSError as error:
@@ -96,6 +98,48 @@ class JailGroups:
                     time.sleep(0.01)
             with contextlib.suppress(OSError):
                 os.rmdir(os.path.dirname(path))
+
+
+def _paths(directory: SandboxDirectory) -> list[str]:
+    return (directory.read("cgroups") or "").splitlines()
+
+
+def _control(directory: SandboxDirectory) -> str | None:
+    """The file that freezes a jail; version 2 has one in every cgroup."""
+    for path in _paths(directory):
+        for name in ("cgroup.freeze", "freezer.state"):
+            if os.path.exists(f"{path}/{name}"):
+                return f"{path}/{name}"
+    return None
+
+
+def _join_freezer(directory: SandboxDirectory, members: Callable[[], Iterable[int]]) -> bool:
+    """Move the processes of a jail into a cgroup that freezes; False if there is none that can be written."""
+    base = _freezer_base()
+    if base is None:
+        return False
+    path = f"{base}/{PARENT}/{directory.id}"
+    directory.write("cgroups", "\n".join([*_paths(directory), path]))
+    try:
+        os.makedirs(path, exist_ok=True)
+        # Again while there are others: a process may fork before it is moved. Children of a moved one are inside.
+        for _ in range(MAX_ROUNDS):
+            with open(f"{path}/cgroup.procs") as file:
+                inside = {int(line) for line in file}
+            outside = set(members()) - inside
+            if not outside:
+                return True
+            for pid in outside:
+                with contextlib.suppress(ProcessLookupError):
+                    _write(f"{path}/cgroup.procs", str(pid))
+    except OSError:
+        return False
+    raise SandboxError(f"bwrap:{directory.id}: cannot be frozen: its processes fork too fast")
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
 
 
 def _freezer_base() -> str | None:
@@ -117,9 +161,10 @@ def _freezer_base() -> str | None:
     return None
 
 
-def _await_frozen(path: str, name: str) -> None:
+def _await_frozen(control: str) -> None:
     """Block until the kernel has stopped every process; it takes microseconds, and version 1 does not report it."""
     deadline = time.monotonic() + REMOVE_SECONDS
+    path, name = os.path.split(control)
     file, sign = ("cgroup.events", "frozen 1") if name == "cgroup.freeze" else (name, "FROZEN")
     while True:
         with open(f"{path}/{file}") as state:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from holdfast.errors import SandboxError
 from holdfast.fleet import jail_launch
 from holdfast.launch import self_exec
+from holdfast.sandboxes.install.bundle import Bundle, cache_directory, make_bundle
 
 #: Forks, so that the zygote is not a child that its maker has to reap; enters the namespace in which the bundle is
 #: where it is in jails; becomes the zygote.
@@ -92,3 +93,19 @@ class Zygote:
 def zygote(tree: str) -> Zygote:
     """The zygote of this process for one bundle."""
     return Zygote(tree)
+
+
+def server_bundle() -> Bundle:
+    """The bundle that jails of this process run; its inputs are compared with the cache once, not for each jail."""
+    directory = cache_directory()
+    chosen = _bundle(directory)
+    if not os.path.exists(chosen.path):  # the cache was emptied
+        _bundle.cache_clear()
+        chosen = _bundle(directory)
+    return chosen
+
+
+@functools.cache
+def _bundle(directory: str) -> Bundle:
+    """The bundle in one cache directory."""
+    return make_bundle()

@@ -9,7 +9,10 @@ maker. In a jail, bubblewrap's child is `cat` on a FIFO: it holds the namespaces
 from __future__ import annotations
 
 import array
+import asyncio
+import contextlib
 import ctypes
+import fcntl
 import gc
 import itertools
 import json
@@ -18,19 +21,25 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 from typing import Any, Final, NoReturn
 
 from holdfast.config import load_config
+from holdfast.errors import HoldfastError
 from holdfast.fleet import jail_launch
 from holdfast.launch import self_exec
 from holdfast.runtime.durability import keeper
+from holdfast.runtime.local import LocalExec
 from holdfast.server import app
+from holdfast.types import ProcessSpec
 
 #: Descriptors that come with a request: the lock of the sandbox and of the bundle's tree, the listening socket, the
 #: log, the pipe that reports readiness, and the file that notes the first process.
 DESCRIPTORS: Final = 6
 HEAD: Final = jail_launch.REQUEST_HEAD
 START_SECONDS: Final = 30
+#: For one process of the zygote's own; it takes milliseconds.
+WARM_SECONDS: Final = 10.0
 #: In the order in which they are entered: without the mount namespace /proc still shows the jail's processes.
 NAMESPACES: Final = ("cgroup", "ipc", "uts", "net", "pid", "mnt")
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 24, 38, 47, 4
@@ -41,6 +50,8 @@ _LAST_CAPABILITY: Final = 63
 def main(fd: int) -> None:
     """Serve the requests of one maker until it ends."""
     requests = socket.socket(fileno=fd)
+    with contextlib.suppress(HoldfastError, OSError):  # only the first calls of a jail would be slower
+        asyncio.run(warm_up())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     gc.collect()
     gc.freeze()
@@ -51,6 +62,17 @@ def main(fd: int) -> None:
             _in_child(_start, spec, descriptors)
         for each in descriptors:
             os.close(each)
+
+
+async def warm_up() -> None:
+    """Serve one process in the zygote itself: a fork then has the decoders and caches that a first call builds."""
+    # /run is a file system of the zygote's own.
+    with tempfile.TemporaryDirectory(dir="/run") as directory:
+        exec_ = LocalExec(load_config(spool_directory=directory, cgroup="off"), environ={"PATH": os.defpath})
+        server = app.Server(exec_)
+        await exec_.start(ProcessSpec(process_id="warm", argv=("true",)))
+        await exec_.wait("warm", timeout=WARM_SECONDS)
+        await server.close()
 
 
 def _receive(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -84,7 +106,10 @@ def _in_child(work: Any, *arguments: Any) -> NoReturn:
 
 def _start(spec: dict[str, Any], descriptors: list[int]) -> None:
     """Make one jail and leave its server running in it."""
-    lock, tree, listener, log, ready, process_file = descriptors
+    lock, _, listener, log, ready, process_file = descriptors
+    # Programs in the jail can take descriptors from bubblewrap's child: a directory of the host would lead out.
+    for each in descriptors:
+        os.set_inheritable(each, False)
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)
@@ -106,7 +131,6 @@ def _start(spec: dict[str, Any], descriptors: list[int]) -> None:
     if outer == 0:
         signal.alarm(0)
         os.set_inheritable(lock, True)
-        os.set_inheritable(tree, True)
         os.execve(spec["program"], arguments, {"PATH": os.defpath})
     with open(f"/proc/{outer}/stat", "rb") as stat:
         started = stat.read().rpartition(b")")[2].split()[19].decode()
@@ -136,7 +160,10 @@ def _keep(spec: dict[str, Any], listener: int, ready: int, hold: int) -> None:
     drop_capabilities(spec["capabilities"])
     os.environ.clear()
     os.environ.update(spec["env"])
-    close_all_but({0, 1, 2, listener, ready, hold})
+    # Opened in the jail, where `..` leads to the jail's own directories; held as long as the jail runs.
+    tree = os.open(jail_launch.SERVER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(tree, fcntl.LOCK_SH)
+    close_all_but({0, 1, 2, listener, ready, hold, tree})
     os.set_inheritable(listener, True)
     os.set_inheritable(ready, True)
     arguments = ["serve", *spec["serve"], "--listen", f"fd:{listener}"]

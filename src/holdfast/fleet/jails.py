@@ -26,15 +26,14 @@ from holdfast.fleet import jail_launch
 from holdfast.fleet.directories import SandboxDirectories, SandboxDirectory, children, extended, remove_tree
 from holdfast.fleet.engine import Engine, Progress, make_ref
 from holdfast.fleet.images import unpack_image
-from holdfast.fleet.jail_cgroups import JailGroups
-from holdfast.fleet.jail_starter import zygote
+from holdfast.fleet.jail_cgroups import MAX_ROUNDS, JailGroups
+from holdfast.fleet.jail_starter import server_bundle, zygote
 from holdfast.fleet.local import RunningServer
 from holdfast.fleet.record import Record, Refs, SandboxRef
 from holdfast.fleet.template import Template
 from holdfast.launch import self_exec
 from holdfast.sandboxes.bubblewrap import READ_ONLY
 from holdfast.sandboxes.host_command import run_host_command
-from holdfast.sandboxes.install.bundle import bundle
 from holdfast.sandboxes.install.unpacking import unpacked
 from holdfast.sandboxes.opening import open_target
 
@@ -145,7 +144,7 @@ class JailEngine(Engine):
         if lower is not None:
             directory.write("lower", lower)
         groups = JailGroups.make(directory, template)
-        chosen = await bundle()
+        chosen = await asyncio.to_thread(server_bundle)
         async with contextlib.AsyncExitStack() as stack:
             tree = await stack.enter_async_context(unpacked(chosen))
             listener = stack.enter_context(_listen(directory.socket))
@@ -170,7 +169,7 @@ class JailEngine(Engine):
                 "holder": [*self_exec.loader_in_bundle(SERVER), f"{INSIDE}/cat", f"{INSIDE}/hold"],
                 "workdir": template.workdir or "/root",
                 "capabilities": list(CAPABILITIES.values()),
-                "env": {"PATH": PATH, "HOME": "/root", **template.env, "HOLDFAST_DIRECTORY": SERVER_DIRECTORY},
+                "env": {"PATH": PATH, "HOME": "/root", **template.env},
                 "serve": ["--listen", f"unix:{SERVER_DIRECTORY}/server.sock"],
             }
             held = stack.enter_context(_held(str(tree)))
@@ -282,8 +281,7 @@ class JailEngine(Engine):
         return await self.get(ref.id)
 
     def _clear(self, directory: SandboxDirectory) -> None:
-        directory.kill()
-        JailGroups.remove(directory)
+        _end(directory)
         for name in ("ready", "process", "paused", "sock", "stage", "files"):
             remove_tree(f"{directory.path}/{name}")
 
@@ -293,8 +291,7 @@ class JailEngine(Engine):
             await asyncio.to_thread(self._remove, directory)
 
     def _remove(self, directory: SandboxDirectory) -> None:
-        directory.kill()
-        JailGroups.remove(directory)
+        _end(directory)
         directory.delete()
 
     async def sweep(self) -> int:
@@ -389,12 +386,21 @@ def _stopped(directory: SandboxDirectory) -> Iterator[None]:
             _continue_processes(directory)
 
 
+def _end(directory: SandboxDirectory) -> None:
+    """Kill a jail's processes and remove its cgroups."""
+    directory.send_kill()
+    # A frozen process ends when it is thawed; the signal is there before it can run.
+    JailGroups.thaw(directory)
+    directory.kill()
+    JailGroups.remove(directory)
+
+
 def _stop_processes(directory: SandboxDirectory) -> None:
-    if JailGroups.freeze(directory, True):
+    if JailGroups.freeze(directory, lambda: _members(directory)):
         return
     # Without a cgroup: again while there are new ones, because a process may fork while others are being stopped.
     stopped: set[int] = set()
-    for _ in range(100):
+    for _ in range(MAX_ROUNDS):
         found = set(_members(directory)) - stopped
         if not found:
             return
@@ -405,7 +411,7 @@ def _stop_processes(directory: SandboxDirectory) -> None:
 
 
 def _continue_processes(directory: SandboxDirectory) -> None:
-    if not JailGroups.freeze(directory, False):
+    if not JailGroups.thaw(directory):
         _signal_all(_members(directory), signal.SIGCONT)
 
 

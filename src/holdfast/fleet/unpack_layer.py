@@ -59,7 +59,8 @@ def extract(layer: tarfile.TarFile, member: tarfile.TarInfo, *, privileged: bool
     path = f"/{member.name}"
     parent = os.path.dirname(path)
     if not os.path.isdir(parent):
-        os.makedirs(parent, 0o755)
+        # A lower layer may have a link here whose target no layer has made; `makedirs` refuses such a link.
+        os.makedirs(os.path.realpath(parent), 0o755, exist_ok=True)
     if os.path.lexists(path) and not (member.isdir() and os.path.isdir(path) and not os.path.islink(path)):
         remove(path)
     if member.isdir():
