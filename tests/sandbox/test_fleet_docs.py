@@ -1,4 +1,4 @@
-"""The page about the fleet: its complete programs run, and its table names every field and option of each engine."""
+"""The page about the fleet: its programs run, and its table has every field and option of each engine."""
 
 from __future__ import annotations
 

@@ -197,8 +197,9 @@ class Fleet:
             raise InvalidParams("fork: image, root, files and setup are those of the forked sandbox")
         template = make_template(ref.record.template, fields)
         await self.engine.check(template)
-        lifetime = template.lifetime or DEFAULT_LIFETIME
-        record = new_record(template, now=time.time(), lifetime=lifetime, fork_of=id)
+        # The record is JSON, which has no infinite lifetime: there, such a sandbox has no expiry.
+        usual = math.inf if ref.record.expires_at is None else DEFAULT_LIFETIME
+        record = new_record(template, now=time.time(), lifetime=template.lifetime or usual, fork_of=id)
         async with self._place():
             return await self.engine.fork(ref, record)
 
