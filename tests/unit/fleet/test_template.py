@@ -18,7 +18,7 @@ from holdfast.fleet.template import MAX_FILES_BYTES, Mount, Template, make_templ
     ("field", "given", "normalised"),
     [
         ("image", Path("images/debian.tar"), "images/debian.tar"),
-        ("root", "~/root/../tree/", os.path.expanduser("~/tree")),
+        ("root", "/srv/root/../tree/", "/srv/tree"),
         ("cpus", 2, 2.0),
         ("memory", "512MiB", 512 * 2**20),
         ("disk", 4096, 4096),
@@ -60,11 +60,12 @@ def test_values_are_normalised(field: str, given: Any, normalised: Any) -> None:
         *(("workdir", value) for value in ("work", "/a/../b", "")),
         *(("mounts", value) for value in ("/a:/b", ["/a"], ["/a:b"], ["/a:/b:w"], ["/a:/../b"], [7], ["/a:"])),
         *(("files", value) for value in ({"a": ""}, {"/a": 7}, ["/a"], {"/a/../b": ""})),
-        *(("setup", value) for value in ("make", [[]], [7], [["make", 7]])),
+        *(("setup", value) for value in ("make", [()], [7], [["make", 7]])),
         *(("labels", value) for value in ({"holdfast.record": "x"}, {"a": 1}, {"": ""})),
         *(("lifetime", value) for value in (0, -1, math.nan, True, "1h")),
         *(("idle", value) for value in (0, math.inf, math.nan)),
-        *(("options", value) for value in ([], {1: 2})),
+        ("options", ["arguments"]),
+        ("options", {1: 2}),
     ],
 )
 def test_wrong_values_are_refused_with_the_name_of_the_field(field: str, value: Any) -> None:
@@ -77,6 +78,10 @@ def test_files_are_bounded() -> None:
     Template(files={"/a": half, "/b": half})
     with pytest.raises(InvalidParams, match="files: more than"):
         Template(files={"/a": half, "/b": half, "/c": "x"})
+
+
+def test_paths_of_the_host_may_begin_with_the_home() -> None:
+    assert Template(root="~/tree").root == os.path.expanduser("~/tree")
 
 
 def test_an_image_and_a_root_exclude_each_other() -> None:
