@@ -53,6 +53,10 @@ if TYPE_CHECKING:
         TimeoutError as TimeoutError,
         TransportError as TransportError,
     )
+    from holdfast.fleet.fleet import Fleet as Fleet, create as create
+    from holdfast.fleet.pool import Pool as Pool
+    from holdfast.fleet.record import SandboxRef as SandboxRef
+    from holdfast.fleet.template import Mount as Mount, Template as Template
     from holdfast.sandboxes.target import CommandSandbox as CommandSandbox
     from holdfast.service.shim.bash_executor import BashExecutor as BashExecutor
     from holdfast.service.shim.one_shot import ExecutionResult as ExecutionResult
@@ -140,6 +144,10 @@ _HOMES = {
         "TerminalStates",
         "TerminalStatus",
     ),
+    "holdfast.fleet.fleet": ("Fleet", "create"),
+    "holdfast.fleet.pool": ("Pool",),
+    "holdfast.fleet.record": ("SandboxRef",),
+    "holdfast.fleet.template": ("Mount", "Template"),
     "holdfast.sandboxes.target": ("CommandSandbox",),
     "holdfast.service.shim.bash_executor": ("BashExecutor",),
     "holdfast.service.shim.one_shot": ("ExecutionResult",),

@@ -339,6 +339,7 @@ def environment() -> Iterator[dict[str, str]]:
             **{name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")},
             "PATH": f"{directory}:{os.environ['PATH']}",
             "HOLDFAST_DIRECTORY": directory,
+            "HOLDFAST_FLEET_DIRECTORY": f"{directory}/fleet",
             # Should the server be too broken to be stopped, it still does not stay for ever.
             "HOLDFAST_IDLE_SHUTDOWN_SECONDS": "60",
         }

@@ -10,6 +10,7 @@ import asyncio
 import datetime
 import json
 import re
+import shutil
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Final
@@ -97,6 +98,9 @@ class ContainerEngine(Engine):
 
     def __init__(self, *, program: str | None = None) -> None:
         self.program = program or self.name
+
+    def is_installed(self) -> bool:
+        return shutil.which(self.program) is not None
 
     async def check(self, template: Template) -> None:
         await super().check(template)

@@ -50,6 +50,10 @@ class Engine(abc.ABC):
     #: The options that `Template.options` may hold.
     options: ClassVar[frozenset[str]] = frozenset()
 
+    def is_installed(self) -> bool:
+        """Whether this machine has the engine's program; a listing of all engines leaves the others out."""
+        return True
+
     async def check(self, template: Template) -> None:
         """Refuse a template that this engine cannot honour on this machine. Makes nothing."""
         defaults = Template()

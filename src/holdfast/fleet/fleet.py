@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from holdfast.client.sandbox import RECONNECT_DEADLINE, Sandbox
 from holdfast.errors import HoldfastError, InvalidParams, SandboxError, SandboxGone
-from holdfast.fleet.engine import Engine, Progress, make_engine
+from holdfast.fleet.engine import Activity, Engine, Progress, make_engine
 from holdfast.fleet.record import Record, Refs, SandboxRef, has_ended, new_record
 from holdfast.fleet.template import Template, make_template
 
@@ -197,8 +197,9 @@ class Fleet:
             raise InvalidParams("fork: image, root, files and setup are those of the forked sandbox")
         template = make_template(ref.record.template, fields)
         await self.engine.check(template)
-        lifetime = template.lifetime or DEFAULT_LIFETIME
-        record = new_record(template, now=time.time(), lifetime=lifetime, fork_of=id)
+        # The record is JSON, which has no infinite lifetime: there, such a sandbox has no expiry.
+        usual = math.inf if ref.record.expires_at is None else DEFAULT_LIFETIME
+        record = new_record(template, now=time.time(), lifetime=template.lifetime or usual, fork_of=id)
         async with self._place():
             return await self.engine.fork(ref, record)
 
@@ -233,10 +234,20 @@ class Fleet:
         if ref.record.bound and has_ended(ref.record.owner):
             return True
         idle = ref.record.template.idle
-        if idle is None or ref.state != "running":
+        if idle is None:
             return False
+        activity = await self.activity(ref)
+        if activity is None:
+            return False
+        busy = bool(activity.running) and not ref.record.template.idle_while_running
+        return not busy and activity.idle_seconds >= idle
+
+    async def activity(self, ref: SandboxRef, *, timeout: float = ACTIVITY_SECONDS) -> Activity | None:
+        """How much a sandbox is used; None if it does not run or does not reply. Not a use of it by itself."""
+        if ref.state != "running":
+            return None
         try:
-            async with asyncio.timeout(ACTIVITY_SECONDS):
+            async with asyncio.timeout(timeout):
                 box = await self._connect(ref, reconnect_deadline=0.0)
                 try:
                     status = await box.status()
@@ -244,9 +255,10 @@ class Fleet:
                     await box.aclose()
         except (HoldfastError, TimeoutError) as error:
             log.info("%s: does not report its use: %s", ref.id, error)
-            return False
-        busy = bool(status.processes_running) and not ref.record.template.idle_while_running
-        return not busy and status.idle_seconds is not None and status.idle_seconds >= idle
+            return None
+        if status.idle_seconds is None:
+            return None
+        return Activity(status.idle_seconds, status.processes_running)
 
     def _prune_in_background(self) -> None:
         """Prune at most once a minute: every maker cleans up after those that were killed."""

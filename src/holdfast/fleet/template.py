@@ -101,7 +101,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 continue
             try:
                 msgspec.structs.force_setattr(self, field, normalise(value))
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, InvalidParams) as error:
                 raise InvalidParams(f"template: {field}: {error}") from None
         if self.image is not None and self.root is not None:
             raise InvalidParams("template: image, root: give one of them")
@@ -109,7 +109,8 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def hash(self) -> str:
         """16 hex digits, the same for templates that mean the same."""
-        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+        # Not JSON, in which an infinite lifetime would be the same as none.
+        return hashlib.sha256(msgspec.msgpack.encode(self, order="deterministic")).hexdigest()[:16]
 
     @property
     def allowed_hosts(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from holdfast.bridge import agent_bridge
 from holdfast.client import exec_remote, host_call, process, sandbox, shell, terminal, unified_exec
 from holdfast.client.exec_remote import Completed, StdoutChunk
 from holdfast.errors import CommandNotFound, InvalidRequest, ShellClosed, TimeoutError, UnknownShell
+from holdfast.fleet import fleet, pool
 from holdfast.sync import LoopThread
 from holdfast.testing import FakeExec, hangs
 from holdfast.types import Closed, CommandEnded, Exited, ExitStatus, OutputChunk, OutputGap, ProcessEvent
@@ -273,9 +274,17 @@ def test_the_two_tool_calls_of_a_model() -> None:
     assert seen[:3] == ["ExecCommandBegin", "ExecCommandOutputDelta", "ExecCommandEnd"]
 
 
-def test_an_engine_that_makes_no_containers_is_named() -> None:
+def test_an_engine_or_field_that_does_not_exist_is_named() -> None:
     with pytest.raises(holdfast.CallerError, match="'vm'"):
-        holdfast.sync.create("vm", image="debian:12")  # type: ignore[arg-type]
+        holdfast.sync.create("vm", image="debian:12")
+    with pytest.raises(holdfast.CallerError, match="colour"):
+        holdfast.sync.create("local", colour="red")
+    with pytest.raises(holdfast.CallerError, match="image='debian:12'"):
+        holdfast.sync.create("local", "debian:12")
+    with pytest.raises(holdfast.CallerError, match="max is 0"):
+        holdfast.sync.Pool("local", max=0)
+    with pytest.raises(holdfast.CallerError, match="'vm'"):
+        holdfast.sync.Fleet("vm")
     assert not [thread for thread in threading.enumerate() if thread.name == "holdfast-sync"]
 
 
@@ -296,10 +305,14 @@ def test_an_error_at_connect_leaves_no_thread() -> None:
         (holdfast.sync.HostService, host_call.HostService),
         (holdfast.sync.UnifiedExec, unified_exec.UnifiedExec),
         (holdfast.sync.Bridge, agent_bridge.Bridge),
+        (holdfast.sync.Fleet, fleet.Fleet),
+        (holdfast.sync.Pool, pool.Pool),
     ],
 )
 def test_nothing_public_is_missing_from_the_facade(blocking: type, original: type) -> None:
-    # `start` of a host service is part of `Sandbox.offer`, and `aclose` is `close` or the end of a block.
-    left_out = {"aclose", "api"} | ({"start"} if original is host_call.HostService else set())
+    # `start` of a host service is part of `Sandbox.offer`, and `aclose` is `close` or the end of a block. Pools use
+    # `make` and `reset` of a fleet.
+    inner = {host_call.HostService: {"start"}, fleet.Fleet: {"make", "reset"}}
+    left_out = {"aclose", "api"} | inner.get(original, set())
     wanted = {name for name, value in inspect.getmembers_static(original) if not name.startswith("_")} - left_out
     assert wanted <= set(dir(blocking))

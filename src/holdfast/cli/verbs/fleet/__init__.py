@@ -1,0 +1,1 @@
+"""Verbs that make, list and remove sandboxes."""

@@ -1,0 +1,1 @@
+"""Templates and records of the fleet."""
