@@ -14,7 +14,15 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from holdfast.client.clean_up import take_error
 from holdfast.client.subscription import Subscription
-from holdfast.errors import ConnectionLost, HoldfastError, InvalidRequest, LimitReached, error_from_wire
+from holdfast.errors import (
+    ConnectionLost,
+    HoldfastError,
+    InvalidParams,
+    InvalidRequest,
+    LimitReached,
+    error_from_wire,
+)
+from holdfast.transport.multiplexer import StreamMultiplexer
 from holdfast.wire import messages as m
 from holdfast.wire.methods import Notification, WireMethod
 from holdfast.wire.peer import OnReply
@@ -94,6 +102,8 @@ class ClientConnection(ABC):
         self.readers: weakref.WeakValueDictionary[str, Subscription] = weakref.WeakValueDictionary()
         #: Why the connection is lost for good.
         self.failure: HoldfastError | None = None
+        #: Called after each handshake, for state that does not survive a broken channel.
+        self.on_connected: set[Callable[[], None]] = set()
         self._last_reader = 0
         self._cleaning: set[asyncio.Task[Any]] = set()
 
@@ -182,6 +192,17 @@ class ClientConnection(ABC):
 
     @abstractmethod
     def credit(self, id: str, seq: int, count: int) -> None: ...
+
+    # --- streams ---------------------------------------------------------------------------------------------
+
+    @property
+    def streams(self) -> StreamMultiplexer:
+        """The streams of the current channel; `ConnectionLost` while there is none."""
+        raise InvalidParams(f"{self.address}: ports cannot be forwarded, because this sandbox has no open channel")
+
+    def call_once(self, method: WireMethod[P, R], params: P, on_reply: OnReply) -> None:
+        """Send a request on the current channel only; `on_reply` is not called if the channel breaks."""
+        raise InvalidParams(f"{self.address}: {method.name} needs an open channel")
 
     # --- the end ---------------------------------------------------------------------------------------------
 
