@@ -102,6 +102,7 @@ class ClientConnection(ABC):
         self.readers: weakref.WeakValueDictionary[str, Subscription] = weakref.WeakValueDictionary()
         #: Why the connection is lost for good.
         self.failure: HoldfastError | None = None
+        self._failed = asyncio.Event()
         #: Called after each handshake, for state that does not survive a broken channel.
         self.on_connected: set[Callable[[], None]] = set()
         self._last_reader = 0
@@ -244,9 +245,15 @@ class ClientConnection(ABC):
         """Refuse further calls and end all readers, with `error` or because the connection was closed."""
         if self.failure is None:
             self.failure = error or ConnectionLost(f"{self.address}: the connection was closed")
+        self._failed.set()
         for reader in list(self.readers.values()):
             reader.fail(self.new_failure())
         self.readers.clear()
+
+    async def wait_failed(self) -> HoldfastError:
+        """Wait until the connection is closed or lost for good; returns the reason."""
+        await self._failed.wait()
+        return self.new_failure()
 
     def new_failure(self) -> HoldfastError:
         """A copy of `failure`, because callers that raise one object would share its traceback."""
