@@ -1,8 +1,8 @@
 """The network allow-list of a sandbox without a network: an egress proxy on the client's machine.
 
-The server in the sandbox listens on its loopback; each connection is a stream over the channel to this process, which
-applies the rules of `proxies.egress`. Without a connected client the sandbox reaches nothing. Touches the network
-of this machine.
+The server in the sandbox listens on its loopback; each connection is a stream over the channel to this process,
+which applies the rules of `proxies.egress`. Without a connected client the sandbox reaches nothing. Touches the
+network of this machine.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import InvalidParams, LimitReached
 from holdfast.transport import sockets
-from holdfast.wire import messages as m, stream_messages as s
+from holdfast.wire import stream_messages as s
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -51,6 +51,5 @@ class StreamMethods:
             raise LimitReached(f"{MAX_LISTENERS} listeners are open on this connection; close one")
         return s.StreamListenResult(streams.listen(params.listener, sockets.listen(params.address)))
 
-    def unlisten(self, connection: ServerConnection, params: s.StreamUnlistenParams) -> m.Empty:
+    def unlisten(self, connection: ServerConnection, params: s.StreamUnlistenParams) -> None:
         connection.streams.unlisten(params.listener)
-        return m.Empty()

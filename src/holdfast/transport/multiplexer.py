@@ -343,12 +343,16 @@ class StreamMultiplexer:
         if not self.closed:
             self._channel.send(self._codec.notification(notification.name, params))
 
-    def receive(self, notice: IncomingNotification) -> None:
-        """Handle a notification of `stream/*`. Messages of a stream that has ended here are ignored."""
+    def receive(self, notice: IncomingNotification) -> bool:
+        """Handle a notification of `stream/*`; returns whether it belongs to an open stream or a listener.
+
+        Messages of a stream that has ended here are ignored.
+        """
         name = notice.method
         if name == w.STREAM_DATA.name:
             data = self._codec.decode_body(notice.params, s.StreamDataParams, name)
-            self._data(data)
+            if (stream := self._streams.get(data.stream)) is not None:
+                self._data(stream, data.data)
         elif name == w.STREAM_CREDIT.name:
             credit = self._codec.decode_body(notice.params, s.StreamCreditParams, name)
             if (stream := self._streams.get(credit.stream)) is not None:
@@ -364,21 +368,21 @@ class StreamMultiplexer:
                 log.debug("stream %d was reset: %s", stream.id, was_reset.reason)
                 self._drop(stream, orderly=False)
         elif name == w.STREAM_ACCEPTED.name:
-            self._peer_accepted(self._codec.decode_body(notice.params, s.StreamAcceptedParams, name))
+            return self._peer_accepted(self._codec.decode_body(notice.params, s.StreamAcceptedParams, name))
+        else:
+            return False
+        return stream is not None
 
-    def _data(self, data: s.StreamDataParams) -> None:
-        stream = self._streams.get(data.stream)
-        if stream is None:
-            return
-        if len(data.data) > stream.room or stream.received_end:
+    def _data(self, stream: SocketStream, data: bytes) -> None:
+        if len(data) > stream.room or stream.received_end:
             self.fail(stream, "more data than the receiver accepts")
             return
         try:
-            stream.write(data.data)
+            stream.write(data)
         except OSError as error:
             self.fail(stream, str(error))
 
-    def _peer_accepted(self, accepted: s.StreamAcceptedParams) -> None:
+    def _peer_accepted(self, accepted: s.StreamAcceptedParams) -> bool:
         call = self._on_accepted.get(accepted.listener)
         reason = "the listener is closed"
         if call is not None and accepted.stream < 0:
@@ -388,8 +392,9 @@ class StreamMultiplexer:
                 reason = str(error)
             else:
                 call(accepted.stream, accepted.window)
-                return
+                return True
         self.notify(w.STREAM_RESET, s.StreamResetParams(accepted.stream, reason))
+        return False
 
     # --- Source --------------------------------------------------------------------------------------------------
 
@@ -408,7 +413,7 @@ class StreamMultiplexer:
             try:
                 data = stream.next_piece(limit)
             except OSError as error:
-                # Returned and not sent: a channel that pulls does not look for control messages again.
+                # Returned and not sent: a channel that pulls sends control messages only at the next wake.
                 self._drop(stream, orderly=False)
                 params = s.StreamResetParams(stream.id, str(error))
                 return self._codec.notification(w.STREAM_RESET.name, params)
