@@ -399,9 +399,8 @@ class ChannelConnection(ClientConnection):
             closed = codec.decode_body(notice.params, m.ClosedParams, name)
             if (reader := self.readers.get(closed.subscription or "")) is not None:
                 self._advanced(reader, reader.closed(closed))
-        elif name.startswith("stream/") and self._link is not None and self._link.streams is not None:
-            if self._link.streams.receive(notice):
-                self._link.progressed = True
+        elif (link := self._link) is not None and link.streams is not None:
+            link.progressed = link.streams.receive(notice) or link.progressed
 
     def _advanced(self, reader: Subscription, is_new: bool) -> None:
         if is_new:
