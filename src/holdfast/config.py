@@ -106,6 +106,17 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Bytes of one answer that its caller has not taken yet, before the host has to wait.
     service_answer_bytes: int = 4 * MIB
 
+    # --- streams ---------------------------------------------------------------------------------------------
+    #: Streams of one connection: forwarded connections, both ways. Each is a descriptor of the server, of which a
+    #: process has 1,024 by default on some machines and far more in most containers.
+    max_streams: int = 4_096
+    #: Bytes that the server accepts on one stream before the program behind it has read them. A few pieces, so that
+    #: a fast stream never waits for credit.
+    stream_window_bytes: int = 1 * MIB
+    #: Bytes that the server accepts on all streams of a connection; once half is granted, new streams get less, and
+    #: none gets less than 32 KiB.
+    max_stream_bytes: int = 64 * MIB
+
     # --- permissions -----------------------------------------------------------------------------------------
     #: Whether specs of kind `direct` (a raw command, trusted callers) are started.
     allow_direct_exec: bool = True

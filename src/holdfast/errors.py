@@ -33,7 +33,8 @@
     │   │   ├── NotADirectory      -32028  also Python's NotADirectoryError
     │   │   └── IsADirectory       -32029  also Python's IsADirectoryError
     │   ├── SandboxGone            -32030  the container, pod or host does not exist, or has ended
-    │   └── HelperFailed           -32031  a helper process of the server could not start, or ended
+    │   ├── HelperFailed           -32031  a helper process of the server could not start, or ended
+    │   └── PortUnavailable        -32032  a port or socket without a listener, or in use already
     ├── ProcessError               the command itself
     │   ├── CommandNotFound        -32040  also Python's FileNotFoundError; exit code 127 on the command line
     │   ├── NotExecutable          -32041  also Python's PermissionError; exit code 126
@@ -280,6 +281,12 @@ class HelperFailed(SandboxError):
     """
 
     code = -32031
+
+
+class PortUnavailable(SandboxError):
+    """Nothing accepts connections at a port or Unix socket, or another program listens there already."""
+
+    code = -32032
 
 
 class ProcessError(HoldfastError):

@@ -529,6 +529,31 @@ class Sandbox(_Closing[sandbox.Sandbox]):
         finally:
             self._loop.run(offered.aclose())
 
+    url = _Blocking(sandbox.Sandbox.url)
+
+    @contextmanager
+    def forward(self, port: int | str, *, local: int = 0) -> Iterator[tuple[str, int]]:
+        """Make a port of the sandbox reachable on this machine, for a `with` block."""
+        yield from self._opened_port(lambda: self._inner.forward(port, local=local))
+
+    @contextmanager
+    def offer_port(self, port: int | str, inside: int | str | None = None) -> Iterator[tuple[str, int]]:
+        """Make a port of this machine reachable in the sandbox; see `holdfast.Sandbox.offer_port`."""
+        yield from self._opened_port(lambda: self._inner.offer_port(port, inside))
+
+    def _opened_port(
+        self, make: Callable[[], AbstractAsyncContextManager[tuple[str, int]]]
+    ) -> Iterator[tuple[str, int]]:
+        async def begin() -> tuple[AbstractAsyncContextManager[tuple[str, int]], tuple[str, int]]:
+            port = make()
+            return port, await port.__aenter__()
+
+        port, address = self._loop.run(begin())
+        try:
+            yield address
+        finally:
+            self._loop.run(port.__aexit__(None, None, None))
+
     @overload
     def exec_remote(
         self,

@@ -261,3 +261,34 @@ async def test_labels_of_a_committed_container_do_not_make_a_sandbox(docker: obj
         docker("rm", stranger)  # type: ignore[operator]
     finally:
         await fleet.remove(ref.id)
+
+
+# --- the network --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("subject", ["bwrap-root", "docker", "podman"], indirect=True)
+async def test_an_allow_list_admits_its_hosts_and_no_others(subject: tuple[str, Template]) -> None:
+    """The proxy is on this machine, and the sandbox has no network: two servers of this test, one on the list."""
+    engine, template = subject
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\nhello")
+        writer.close()
+
+    servers = [await asyncio.start_server(serve, "127.0.0.1", 0) for _ in range(2)]
+    allowed, other = (f"127.0.0.1:{each.sockets[0].getsockname()[1]}" for each in servers)
+    try:
+        async with create(engine, template, network=[allowed]) as box:
+            found = await box.exec(["wget", "-q", "-O-", f"http://{allowed}/"])
+            assert found.stdout == "hello", found
+            refused = await box.exec(["wget", "-O-", f"http://{other}/"])
+            assert "403" in refused.stderr, refused
+            without = await box.exec(["env", "-u", "http_proxy", "wget", "-q", "-O-", f"http://{allowed}/"])
+            assert without.exit_code != 0
+            async with await Fleet(engine).connect(box.ref.id) as second:  # a proxy of its own, on another port
+                found = await second.exec(["wget", "-q", "-O-", f"http://{allowed}/"])
+                assert found.stdout == "hello", found
+    finally:
+        for each in servers:
+            each.close()

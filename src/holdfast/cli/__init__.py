@@ -34,6 +34,7 @@ VERBS = {
     "shell": Verb("terminal.shell", "Work in a shell with persistent state, by hand or command by command."),
     "cp": Verb("process.cp", "Copy files and directories to a sandbox or from one."),
     "sandbox": Verb("fleet.sandbox", "Make, list, fork, pause and remove sandboxes."),
+    "forward": Verb("process.forward", "Make ports of a sandbox reachable on this machine."),
     "serve": Verb("inside.serve", "Run the server."),
     "status": Verb(
         "server.status", "Show the status of this machine's server, or a sandbox's; exit 3 if none runs."

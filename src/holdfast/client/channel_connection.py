@@ -26,6 +26,7 @@ from holdfast.errors import (
     MethodNotFound,
 )
 from holdfast.transport.channel import Channel, Receiver
+from holdfast.transport.multiplexer import StreamMultiplexer
 from holdfast.types import MAX_MESSAGE_BYTES
 from holdfast.wire import messages as m, methods
 from holdfast.wire.codec import Codec
@@ -110,6 +111,8 @@ class _Link:
     def __init__(self, connection: ChannelConnection) -> None:
         self._connection = connection
         self.channel: Channel | None = None
+        #: Set after the handshake.
+        self.streams: StreamMultiplexer | None = None
         self.opened_at = 0.0
         self.received = 0
         #: Whether a call was answered or a reader got a new event, beyond the handshake.
@@ -267,6 +270,18 @@ class ChannelConnection(ClientConnection):
         link.passing.add(id)
         self._channel().send(message)
 
+    # --- for streams -----------------------------------------------------------------------------------------
+
+    @property
+    def streams(self) -> StreamMultiplexer:
+        link = self._link
+        if not self._open or link is None or link.streams is None:
+            raise self.new_failure() if self.failure else ConnectionLost(f"{self.address}: not connected now")
+        return link.streams
+
+    def call_once(self, method: WireMethod[P, R], params: P, on_reply: OnReply) -> None:
+        self._pass(method, params, on_reply)
+
     # --- connecting ------------------------------------------------------------------------------------------
 
     def _channel(self) -> Channel:
@@ -337,6 +352,10 @@ class ChannelConnection(ClientConnection):
                 channel.send(self._peer.codec.request(call.id, call.method.name, params))
         for reader in list(self.readers.values()):
             reader.connected()
+        link.streams = StreamMultiplexer(channel, self._peer.codec)
+        channel.set_source(link.streams)
+        for connected in list(self.on_connected):
+            connected()
         self._arm_keepalive(link)
         handshake.set_result(None)
 
@@ -380,6 +399,8 @@ class ChannelConnection(ClientConnection):
             closed = codec.decode_body(notice.params, m.ClosedParams, name)
             if (reader := self.readers.get(closed.subscription or "")) is not None:
                 self._advanced(reader, reader.closed(closed))
+        elif (link := self._link) is not None and link.streams is not None:
+            link.progressed = link.streams.receive(notice) or link.progressed
 
     def _advanced(self, reader: Subscription, is_new: bool) -> None:
         if is_new:
@@ -448,6 +469,8 @@ class ChannelConnection(ClientConnection):
             self._keepalive = None
         for id in link.passing:
             self._peer.give_up(id)
+        if link.streams is not None:
+            link.streams.close()
 
     async def _reconnect(self, cause: Exception) -> None:
         while not _is_final(cause):

@@ -14,7 +14,15 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from holdfast.client.clean_up import take_error
 from holdfast.client.subscription import Subscription
-from holdfast.errors import ConnectionLost, HoldfastError, InvalidRequest, LimitReached, error_from_wire
+from holdfast.errors import (
+    ConnectionLost,
+    HoldfastError,
+    InvalidParams,
+    InvalidRequest,
+    LimitReached,
+    error_from_wire,
+)
+from holdfast.transport.multiplexer import StreamMultiplexer
 from holdfast.wire import messages as m
 from holdfast.wire.methods import Notification, WireMethod
 from holdfast.wire.peer import OnReply
@@ -94,6 +102,9 @@ class ClientConnection(ABC):
         self.readers: weakref.WeakValueDictionary[str, Subscription] = weakref.WeakValueDictionary()
         #: Why the connection is lost for good.
         self.failure: HoldfastError | None = None
+        self._failed = asyncio.Event()
+        #: Called after each handshake, for state that does not survive a broken channel.
+        self.on_connected: set[Callable[[], None]] = set()
         self._last_reader = 0
         self._cleaning: set[asyncio.Task[Any]] = set()
 
@@ -183,6 +194,17 @@ class ClientConnection(ABC):
     @abstractmethod
     def credit(self, id: str, seq: int, count: int) -> None: ...
 
+    # --- streams ---------------------------------------------------------------------------------------------
+
+    @property
+    def streams(self) -> StreamMultiplexer:
+        """The streams of the current channel; `ConnectionLost` while there is none."""
+        raise InvalidParams(f"{self.address}: ports cannot be forwarded, because this sandbox has no open channel")
+
+    def call_once(self, method: WireMethod[P, R], params: P, on_reply: OnReply) -> None:
+        """Send a request on the current channel only; `on_reply` is not called if the channel breaks."""
+        raise InvalidParams(f"{self.address}: {method.name} needs an open channel")
+
     # --- the end ---------------------------------------------------------------------------------------------
 
     async def clean_up(self, work: Coroutine[Any, Any, Any]) -> bool:
@@ -223,9 +245,15 @@ class ClientConnection(ABC):
         """Refuse further calls and end all readers, with `error` or because the connection was closed."""
         if self.failure is None:
             self.failure = error or ConnectionLost(f"{self.address}: the connection was closed")
+        self._failed.set()
         for reader in list(self.readers.values()):
             reader.fail(self.new_failure())
         self.readers.clear()
+
+    async def wait_failed(self) -> HoldfastError:
+        """Wait until the connection is closed or lost for good; returns the reason."""
+        await self._failed.wait()
+        return self.new_failure()
 
     def new_failure(self) -> HoldfastError:
         """A copy of `failure`, because callers that raise one object would share its traceback."""

@@ -22,12 +22,13 @@ from holdfast.client.command import (
     retry_timeouts,
     run_command,
 )
-from holdfast.client.connection import CLIENT_NAME, check_loop, running_loop
+from holdfast.client.connection import CLIENT_NAME, ClientConnection, check_loop, running_loop
 from holdfast.client.defaults import Defaults, Path, StrPath, check_env, optional_path, path_text
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
 from holdfast.client.files.files import Progress, SandboxFiles
 from holdfast.client.files.trees import Transferred, download, upload
 from holdfast.client.host_call import Handler, HostService
+from holdfast.client.ports import PortForward, PortOffer, parse_address
 from holdfast.client.process import Process
 from holdfast.client.remote import RemoteExec
 from holdfast.client.screen.screen import preload
@@ -37,6 +38,7 @@ from holdfast.config import ExecServerConfig
 from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
 from holdfast.exec_api import ExecApi
 from holdfast.sandboxes.registry import KINDS, AddressKind, check_address, target_at
+from holdfast.transport.sockets import dial
 from holdfast.types import (
     Confinement,
     EnvironmentInfo,
@@ -87,6 +89,7 @@ class Sandbox(SandboxFiles):
         self._defaults = Defaults(user=user, cwd=cwd, env=env)
         self._exec_places = asyncio.Semaphore(max_concurrent_execs)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._forwards: dict[int | str, PortForward] = {}
 
     @property
     def _api(self) -> ExecApi:
@@ -291,9 +294,46 @@ class Sandbox(SandboxFiles):
         `handler` is an async function of a method's name and a body of bytes; it returns the answer, whole or as an
         async iterator of pieces. In the sandbox, `holdfast call NAME METHOD` calls it by the service's `instance`.
         """
+        return HostService(self._connection("services"), name, handler)
+
+    def _connection(self, what: str) -> ClientConnection:
         if not isinstance(self._api, RemoteExec):
-            raise InvalidParams("services need a server that programs can call; 'inprocess' has none")
-        return HostService(self._api.connection, name, handler)
+            raise InvalidParams(f"{what} need a server that programs can call; 'inprocess' has none")
+        return self._api.connection
+
+    # --- ports ---------------------------------------------------------------------------------------------------
+
+    def forward(self, port: int | str, *, local: int = 0) -> PortForward:
+        """Make a port of the sandbox reachable on this machine: `async with box.forward(8000) as (host, port)`.
+
+        `port` is a port of the sandbox's loopback, `"HOST:PORT"` as seen from the sandbox, or `"unix:/PATH"`. The
+        block gets the address on this machine's loopback, at the port `local` or one that the kernel chooses.
+        Connections go over the sandbox's channel, which needs no network in the sandbox; they end if it breaks.
+        """
+        return PortForward(self._connection("ports"), parse_address(port), local)
+
+    async def url(self, port: int | str) -> str:
+        """The URL on this machine of an HTTP server at `port` in the sandbox, until this object is closed."""
+        forward = self._forwards.get(port)
+        if forward is None:
+            forward = self._forwards[port] = self.forward(port)
+            try:
+                await forward.start()
+            except BaseException:
+                del self._forwards[port]
+                raise
+        return f"http://{forward.address}"
+
+    def offer_port(self, port: int | str, inside: int | str | None = None) -> PortOffer:
+        """Make a port of this machine reachable in the sandbox: `async with box.offer_port(5432) as (host, port)`.
+
+        `port` is a port of this machine's loopback, `"HOST:PORT"` as seen from this machine, or `"unix:/PATH"`.
+        `inside` is where the sandbox's programs connect: a port of the sandbox's loopback (0: any) or
+        `"unix:/PATH"`; the default is the same port. The block gets the address inside.
+        """
+        target = parse_address(port)
+        chosen = parse_address(target.port or str(target) if inside is None else inside, listens=True)
+        return PortOffer(self._connection("ports"), chosen, lambda: dial(target))
 
     # --- shells --------------------------------------------------------------------------------------------------
 
@@ -471,6 +511,8 @@ class Sandbox(SandboxFiles):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        for forward in self._forwards.values():
+            await forward.aclose()
         await self._api.aclose()
 
     async def __aenter__(self) -> Self:

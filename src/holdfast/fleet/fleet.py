@@ -16,8 +16,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from holdfast.client.remote import RemoteExec
 from holdfast.client.sandbox import RECONNECT_DEADLINE, Sandbox
 from holdfast.errors import HoldfastError, InvalidParams, SandboxError, SandboxGone
+from holdfast.exec_api import ExecApi
+from holdfast.fleet.egress import EgressOffer
 from holdfast.fleet.engine import Activity, Engine, Progress, make_engine
 from holdfast.fleet.record import Record, Refs, SandboxRef, has_ended, new_record
 from holdfast.fleet.template import Template, make_template
@@ -42,7 +45,27 @@ SETUP_OUTPUT_CHARACTERS: Final = 2_000
 class FleetSandbox(Sandbox):
     """A `Sandbox` that a fleet made. `ref` is its reference; `async with` closes the connection at the end."""
 
-    ref: SandboxRef
+    def __init__(
+        self,
+        api: ExecApi,
+        ref: SandboxRef,
+        *,
+        egress: EgressOffer | None = None,
+        user: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`egress` is the proxy of a network allow-list; this object closes it."""
+        super().__init__(api, user=user, cwd=cwd, env=env)
+        self.ref = ref
+        self._egress = egress
+
+    async def aclose(self) -> None:
+        try:
+            if self._egress is not None:
+                await self._egress.aclose()
+        finally:
+            await super().aclose()
 
 
 class Fleet:
@@ -151,15 +174,32 @@ class Fleet:
         """Connect to a sandbox of this fleet. The caller closes it: `aclose`, or `async with`."""
         return await self._connect(await self.engine.get(id), reconnect_deadline)
 
-    async def _connect(self, ref: SandboxRef, reconnect_deadline: float = RECONNECT_DEADLINE) -> FleetSandbox:
+    async def _connect(
+        self, ref: SandboxRef, reconnect_deadline: float = RECONNECT_DEADLINE, *, observes: bool = False
+    ) -> FleetSandbox:
+        """Connect to a sandbox; with `observes` no command is run, and so no proxy is needed."""
         if ref.state == "paused":
             raise InvalidParams(f"{ref.id}: the sandbox is paused; resume it first")
         template = ref.record.template
         api = await self.engine.open(ref, reconnect_deadline=reconnect_deadline)
+        env: dict[str, str] = {}
+        egress: EgressOffer | None = None
+        try:
+            if template.allowed_hosts and not observes:
+                egress = await self._offer_egress(api, template.allowed_hosts)
+                env = {**egress.env, **template.env}
+        except BaseException:
+            await api.aclose()
+            raise
         user = None if self.engine.serves_as_user else template.user
-        box = FleetSandbox(api, user=user, cwd=template.workdir)
-        box.ref = ref
-        return box
+        return FleetSandbox(api, ref, egress=egress, user=user, cwd=template.workdir, env=env or None)
+
+    async def _offer_egress(self, api: ExecApi, hosts: tuple[str, ...]) -> EgressOffer:
+        if not isinstance(api, RemoteExec):
+            raise InvalidParams(f"engine {self.engine.name}: network: an allow-list needs a server in the sandbox")
+        egress = EgressOffer(api.connection, hosts)
+        await egress.start()
+        return egress
 
     async def list(self, *, labels: Mapping[str, str] | None = None) -> Refs:
         """All sandboxes of this engine, of any maker; with `labels`, those that carry all of them."""
@@ -248,7 +288,7 @@ class Fleet:
             return None
         try:
             async with asyncio.timeout(timeout):
-                box = await self._connect(ref, reconnect_deadline=0.0)
+                box = await self._connect(ref, reconnect_deadline=0.0, observes=True)
                 try:
                     status = await box.status()
                 finally:

@@ -47,8 +47,8 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     #: Bytes that the sandbox may write.
     disk: int | None = None
     processes: int | None = None
-    #: `"none"`, `"host"`, or the hosts that are reachable through the egress proxy. None is the engine's default:
-    #: no network, except on `local`, which has the network of the machine.
+    #: `"none"`, `"host"`, or the hosts that are reachable through the egress proxy of a connected client. None is
+    #: the engine's default: no network, except on `local`, which has the network of the machine.
     network: str | tuple[str, ...] | None = None
     env: dict[str, str] = {}
     user: str | None = None

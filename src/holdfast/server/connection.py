@@ -27,6 +27,7 @@ from holdfast.errors import (
 from holdfast.server.clients import ResumePoint
 from holdfast.server.deferred_reply import CANCELLED_BY_CALLER, DeferredReply
 from holdfast.server.outbox import Outbox
+from holdfast.transport.multiplexer import AlternatingSource, StreamLimits, StreamMultiplexer
 from holdfast.wire.codec import Codec, Id
 from holdfast.wire.framing import Oversized
 from holdfast.wire.messages import Empty, InitializeParams, InitializeResult
@@ -51,6 +52,7 @@ class ServerConnection:
 
     channel: Channel
     outbox: Outbox
+    streams: StreamMultiplexer
     client: ClientState | None = None
     #: The OS pid of the peer, where the transport reports one.
     peer_pid: int | None = None
@@ -78,6 +80,10 @@ class ServerConnection:
     def open(self, channel: Channel) -> None:
         self.channel = channel
         self.outbox = Outbox(channel, self._peer.codec)
+        config = self._exec.config
+        limits = StreamLimits(config.max_streams, config.stream_window_bytes, config.max_stream_bytes)
+        self.streams = StreamMultiplexer(channel, self._peer.codec, limits)
+        channel.set_source(AlternatingSource(self.outbox, self.streams))
 
     @property
     def expects_uris(self) -> bool:
@@ -113,12 +119,14 @@ class ServerConnection:
             self._clients.detach(self.client, self._close, self._resume_point())
             self.client = None
         self.outbox.close()
+        self.streams.close()
         self._dispatcher.host_calls.connection_lost(self)
         self._on_close(self)
 
     def _end_for_takeover(self) -> ResumePoint:
         """Close, because the client has reconnected; returns where its new connection continues."""
         left = self._resume_point()
+        self.streams.close()  # at once, because the new connection may listen on the same ports
         self.channel.close()
         return left
 
@@ -221,6 +229,9 @@ class ServerConnection:
                     if isinstance(task, DeferredReply):
                         del self._tasks[cancelled.id]  # an ended task removes itself
                     task.cancel(CANCELLED_BY_CALLER)
+            elif notice.method.startswith("stream/") and self.client is not None:
+                self._clients.note_call(notice.method)
+                self.streams.receive(notice)
             elif notice.method != INITIALIZED.name:
                 log.info("%s: ignored notification %s", self.channel.description, notice.method)
         except HoldfastError as error:

@@ -22,6 +22,7 @@ from holdfast.server.fs import FsMethods
 from holdfast.server.host_calls import HostCallMethods
 from holdfast.server.sandbox_policy import read_policy
 from holdfast.server.shells import ShellMethods
+from holdfast.server.streams import StreamMethods
 from holdfast.server.terminals import TerminalMethods
 from holdfast.types import (
     EnvironmentInfo,
@@ -70,6 +71,7 @@ class Dispatcher:
             "file": FileMethods(exec_),
             "fs": FsMethods(exec_),
             "service": self.host_calls,
+            "stream": StreamMethods(),
             "exec_remote": ExecRemoteMethods(exec_),
         }
         rows = [method for method in w.methods().values() if method.name != w.INITIALIZE.name]

@@ -98,7 +98,7 @@ class OutputSubscription:
 
 
 class Outbox:
-    """The source of a channel: subscriptions with something to send, in turn."""
+    """A source of a channel: subscriptions with something to send, in turn."""
 
     def __init__(self, channel: Channel, codec: Codec) -> None:
         self._channel = channel
@@ -110,7 +110,6 @@ class Outbox:
         #: The frame in flight; its log must not free these bytes.
         self._in_flight: tuple[OutputSubscription, JournalEntry] | None = None
         self._leased: OutputLog | None = None
-        channel.set_source(self)
 
     def subscribe(
         self, process: Job, *, after_seq: int = 0, name: str | None = None, window: int | None = None

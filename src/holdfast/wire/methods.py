@@ -24,7 +24,7 @@ from holdfast.types import (
     TerminalStatus,
     UsageSample,
 )
-from holdfast.wire import file_messages as f, messages as m
+from holdfast.wire import file_messages as f, messages as m, stream_messages as s
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -129,6 +129,10 @@ HOST_CALL = WireMethod("service/call", m.HostCallParams, m.HostAnswerPieces)
 HOST_RECEIVE = WireMethod("service/receive", m.HostReceiveParams, m.HostAnswerPieces)
 HOST_CANCEL = WireMethod("service/cancel", m.HostCancelParams, m.Empty)
 
+STREAM_OPEN = WireMethod("stream/open", s.StreamOpenParams, s.StreamOpenResult)
+STREAM_LISTEN = WireMethod("stream/listen", s.StreamListenParams, s.StreamListenResult)
+STREAM_UNLISTEN = WireMethod("stream/unlisten", s.StreamUnlistenParams, m.Empty)
+
 EXEC_REMOTE_START = WireMethod("exec_remote_start", m.ExecRemoteStartParams, m.ExecRemoteStartResult)
 EXEC_REMOTE_POLL = WireMethod("exec_remote_poll", m.ExecRemotePollParams, m.ExecRemotePollResult)
 EXEC_REMOTE_KILL = WireMethod("exec_remote_kill", m.ExecRemotePidParams, m.ExecRemoteDone)
@@ -141,6 +145,11 @@ PROCESS_CREDIT = Notification("process/credit", m.CreditParams, sender="client")
 PROCESS_OUTPUT = Notification("process/output", m.OutputParams, sender="server")
 PROCESS_EXITED = Notification("process/exited", m.ExitedParams, sender="server")
 PROCESS_CLOSED = Notification("process/closed", m.ClosedParams, sender="server")
+STREAM_ACCEPTED = Notification("stream/accepted", s.StreamAcceptedParams, sender="server")
+STREAM_DATA = Notification("stream/data", s.StreamDataParams, sender="both")
+STREAM_CREDIT = Notification("stream/credit", s.StreamCreditParams, sender="both")
+STREAM_ENDED = Notification("stream/ended", s.StreamEndedParams, sender="both")
+STREAM_RESET = Notification("stream/reset", s.StreamResetParams, sender="both")
 
 
 def methods() -> dict[str, WireMethod[object, object]]:

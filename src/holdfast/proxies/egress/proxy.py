@@ -139,7 +139,7 @@ class EgressProxy:
                 return
             listener = _socket_of(fds[0])
             self._close_empty_networks()
-            self._servers.append((await asyncio.start_server(self._serve, sock=listener), network_of(listener)))
+            self._servers.append((await asyncio.start_server(self.serve, sock=listener), network_of(listener)))
             launcher.send(b"K")
         except (OSError, ValueError) as error:
             self._report({"event": "error", "reason": f"a passed socket cannot be used: {error}"})
@@ -162,7 +162,8 @@ class EgressProxy:
         for server, _ in self._servers:
             server.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Handle one request on a connection from inside, and close the connection."""
         self._open += 1
         try:
             if self._open > MAX_CONNECTIONS:

@@ -1,0 +1,187 @@
+"""Ports across the connection: `PortForward` makes a port of the sandbox reachable here, `PortOffer` the reverse.
+
+Every connection is a stream of the sandbox's channel (`transport.multiplexer`), so the sandbox needs no network.
+Streams end when the channel breaks; listeners are restored with it. Touches sockets of this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from holdfast.client.connection import ClientConnection
+from holdfast.errors import HoldfastError, InvalidParams
+from holdfast.transport import sockets
+from holdfast.transport.multiplexer import SocketStream, StreamMultiplexer
+from holdfast.wire import methods, stream_messages as s
+
+log = logging.getLogger(__name__)
+
+LOOPBACK: Final = "127.0.0.1"
+UNIX_PREFIX: Final = "unix:"
+
+#: Opens the connection on this machine for a stream that was accepted in the sandbox.
+Connect = Callable[[], Awaitable[socket.socket]]
+
+
+def parse_address(where: int | str, *, listens: bool = False) -> s.StreamAddress:
+    """The address that `8000`, `"8000"`, `"HOST:8000"`, `"[::1]:8000"` or `"unix:/PATH"` means."""
+    if isinstance(where, str) and where.startswith(UNIX_PREFIX):
+        address = s.StreamAddress(path=where.removeprefix(UNIX_PREFIX))
+        return sockets.check_address(address, listens=listens)
+    text = str(where)
+    host, _, port = text.rpartition(":")
+    if isinstance(where, bool) or not (port.isascii() and port.isdecimal()) or len(port) > 5:
+        raise InvalidParams(f"{where!r}: not a port, HOST:PORT or unix:PATH")
+    return sockets.check_address(s.StreamAddress(host.strip("[]") or LOOPBACK, int(port)), listens=listens)
+
+
+class PortForward:
+    """A port or Unix socket of the sandbox, reachable at a port of this machine for an `async with` block."""
+
+    def __init__(self, connection: ClientConnection, target: s.StreamAddress, local: int | str = 0) -> None:
+        self._connection = connection
+        self._target = target
+        self._local = parse_address(local, listens=True)
+        self._acceptor: sockets.Acceptor | None = None
+        self._streams: StreamMultiplexer | None = None
+
+    @property
+    def address(self) -> s.StreamAddress:
+        """The address on this machine."""
+        assert self._acceptor is not None
+        return self._acceptor.address
+
+    async def start(self) -> None:
+        """Listen. Raises if the sandbox has no channel that carries streams."""
+        _ = self._connection.streams
+        self._acceptor = sockets.Acceptor(sockets.listen(self._local), self._accepted)
+
+    def _accepted(self, sock: socket.socket) -> None:
+        try:
+            streams = self._streams = self._connection.streams
+            number = streams.new_number()
+            streams.reserve(number)
+        except HoldfastError as error:
+            log.warning("%s: a connection to %s is refused: %s", self.address, self._target, error)
+            sockets.reset(sock)
+            return
+        stream = streams.attach(number, sock, owner=self)
+        assert stream is not None
+
+        def opened(result: s.StreamOpenResult | None, error: HoldfastError | None) -> None:
+            if result is not None:
+                stream.give_credit(result.window)
+            else:
+                log.info("%s: no connection to %s: %s", self.address, self._target, error)
+                streams.drop(stream)
+
+        params = s.StreamOpenParams(number, self._target, stream.window)
+        self._connection.call_once(methods.STREAM_OPEN, params, opened)
+
+    async def aclose(self) -> None:
+        """Stop listening and reset the connections that are still open."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+        if self._streams is not None:
+            self._streams.fail_owned(self, "the forward has ended")
+
+    async def __aenter__(self) -> tuple[str, int]:
+        await self.start()
+        address = self.address
+        return (address.host, address.port) if address.port is not None else (str(address), 0)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class PortOffer:
+    """A port of the sandbox that leads to this machine, for an `async with` block.
+
+    The server listens inside, also after a reconnect; `connect` opens the connection here for each one inside.
+    """
+
+    def __init__(self, connection: ClientConnection, inside: s.StreamAddress, connect: Connect) -> None:
+        self._connection = connection
+        self._inside = sockets.check_address(inside, listens=True)
+        self._connect = connect
+        self._name = secrets.token_hex(8)
+        self._dialling: set[asyncio.Task[None]] = set()
+        self._streams: StreamMultiplexer | None = None
+
+    @property
+    def address(self) -> s.StreamAddress:
+        """The address in the sandbox."""
+        return self._inside
+
+    async def start(self) -> None:
+        _ = self._connection.streams
+        params = s.StreamListenParams(self._name, self._inside)
+        call = self._connection.begin(methods.STREAM_LISTEN, params)
+        call.on_reply = self._listening
+        await self._connection.reply(call)
+        self._connection.on_connected.add(self._listen_again)
+
+    def _listening(self, result: s.StreamListenResult | None, error: HoldfastError | None) -> None:
+        if result is not None:
+            self._inside = result.address
+            self._streams = self._connection.streams
+            self._streams.on_accepted(self._name, self._accepted)
+        elif error is not None:
+            log.warning("%s: cannot listen on %s inside: %s", self._connection.address, self._inside, error)
+
+    def _listen_again(self) -> None:
+        params = s.StreamListenParams(self._name, self._inside)
+        self._connection.call_once(methods.STREAM_LISTEN, params, self._listening)
+
+    def _accepted(self, id: int, credit: int) -> None:
+        assert self._streams is not None
+        task = asyncio.get_running_loop().create_task(self._dial(self._streams, id, credit))
+        self._dialling.add(task)
+        task.add_done_callback(self._dialling.discard)
+
+    async def _dial(self, streams: StreamMultiplexer, id: int, credit: int) -> None:
+        try:
+            stream = streams.attach(id, await self._connect(), owner=self)
+        except HoldfastError as error:
+            log.info("%s: a connection from inside is refused: %s", self._inside, error)
+            streams.release(id, str(error))
+            return
+        except BaseException:
+            streams.release(id, "the offer has ended")
+            raise
+        if stream is not None:
+            _begin(streams, stream, credit)
+
+    async def aclose(self) -> None:
+        """Stop listening inside and reset the connections that are still open."""
+        self._connection.on_connected.discard(self._listen_again)
+        for task in self._dialling:
+            task.cancel()
+        if self._dialling:
+            await asyncio.wait(set(self._dialling))
+        if self._streams is not None:
+            self._streams.on_accepted(self._name, None)
+            self._streams.fail_owned(self, "the offer has ended")
+        # A lost connection has no listener left.
+        with contextlib.suppress(HoldfastError):
+            params = s.StreamUnlistenParams(self._name)
+            await self._connection.clean_up(self._connection.call(methods.STREAM_UNLISTEN, params))
+
+    async def __aenter__(self) -> tuple[str, int]:
+        await self.start()
+        return (self._inside.host, self._inside.port) if self._inside.port is not None else (str(self._inside), 0)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def _begin(streams: StreamMultiplexer, stream: SocketStream, credit: int) -> None:
+    """Let both sides of an accepted stream send."""
+    streams.notify(methods.STREAM_CREDIT, s.StreamCreditParams(stream.id, stream.window))
+    stream.give_credit(credit)
