@@ -28,6 +28,8 @@ VERBS = {
     "logs": Verb("process.logs", "Print the output of a process.", quick=True),
     "wait": Verb("process.wait", "Wait for a process and exit with its code.", quick=True),
     "kill": Verb("process.kill", "End processes and everything they started, or send a signal.", quick=True),
+    "inspect": Verb("process.inspect", "Print the full status of processes, terminals and shells as JSON."),
+    "rm": Verb("process.rm", "Drop ended processes and their output."),
     "attach": Verb("process.attach", "Stream a running process or show a terminal, and type into it."),
     "screen": Verb("terminal.screen", "Print the current screen of a terminal."),
     "replay": Verb("terminal.replay", "Play the recording of a terminal or of a session, or save it."),

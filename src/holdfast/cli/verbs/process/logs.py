@@ -46,7 +46,7 @@ def command(
 async def _logs(
     sandbox: str, process_id: str, follow: bool, streams: tuple[str, ...], since: int, as_json: bool
 ) -> int:
-    async with open_exec(sandbox) as api:
+    async with open_exec(sandbox, ids=[process_id]) as api:
         info = await api.describe(process_id)
         ends = {"stdout": info.stdout_bytes, "stderr": info.stderr_bytes, "pty": info.pty_bytes}
         await print_output(api, process_id, None if follow else ends, streams=streams, since=since, as_json=as_json)

@@ -37,6 +37,8 @@ HAND_OVER_BYTES = 256 * 1024
 #: A pipe that polls writable accepts this much without blocking (PIPE_BUF).
 _SURE_BYTES = 4_096
 _RECEIVE_BYTES = 256 * 1024
+#: The code of `UnknownProcess`; importing the errors would take longer than the call.
+_UNKNOWN_PROCESS = -32002
 #: One step of `logs`, as in the full verb.
 _STEP_BYTES = 1024 * 1024
 
@@ -58,7 +60,7 @@ def main(verb: str, arguments: Sequence[str]) -> int | None:
         try:
             return VERBS[verb](server, options)
         except ErrorReply as error:
-            return _fail(verb, error)
+            return _fail(verb, error, _suggestion(server, error, options[""]))
         except BrokenPipeError:
             return _unread()
         except OSError:
@@ -81,17 +83,26 @@ _OPTIONS: dict[str, dict[str, bool]] = {
         "--stdin": False,
         "--no-stdin": False,
     },
-    "ps": {"--sandbox": True, "--all": False, "--json": False},
+    "ps": {
+        "--sandbox": True,
+        "--all": False,
+        "--quiet": False,
+        "--filter": True,
+        "--no-trunc": False,
+        "--json": False,
+    },
     "logs": {"--sandbox": True, "--stdout": False, "--stderr": False},
     "wait": {"--sandbox": True, "--timeout": True, "--json": False},
     "kill": {"--sandbox": True, "--force": False, "--grace": True, "--signal": True, "--json": False},
 }
-_SHORT = {"-d": "--detach", "-e": "--env", "-a": "--all", "-s": "--signal"}
+_SHORT = {"-d": "--detach", "-e": "--env", "-a": "--all", "-s": "--signal", "-q": "--quiet"}
+#: Options that may be repeated.
+_LISTS = ("--env", "--filter")
 
 
 def _parse(arguments: Sequence[str], known: dict[str, bool], *, stop_at_command: bool) -> dict[str, Any] | None:
-    """Options by name, `--env` as a list, positional arguments under ""; None if the full parser must decide."""
-    options: dict[str, Any] = {"": [], "--env": []}
+    """Options by name, those of `_LISTS` as a list, arguments under ""; None if the full parser must decide."""
+    options: dict[str, Any] = {"": [], **{name: [] for name in _LISTS}}
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
@@ -110,8 +121,8 @@ def _parse(arguments: Sequence[str], known: dict[str, bool], *, stop_at_command:
             if not rest:
                 return None
             value = rest.pop(0)
-        if name == "--env":
-            options["--env"].append(value)
+        if name in _LISTS:
+            options[name].append(value)
         elif name in options:
             return None
         else:
@@ -187,14 +198,26 @@ def result_of(reply: dict[str, Any]) -> Any:
     return reply.get("result")
 
 
-def _fail(verb: str, error: ErrorReply) -> int:
+def _suggestion(server: JsonRpcConnection, error: ErrorReply, ids: Sequence[str]) -> str:
+    """Return a text with the id that the caller may have meant, if the server knows no process of this id."""
+    if error.code != _UNKNOWN_PROCESS:
+        return ""
+    from holdfast.cli.support.near_ids import suggestion
+
+    try:
+        return suggestion(ids, {info["processId"] for info in server.call("process/list", {})["processes"]})
+    except (ErrorReply, OSError):
+        return ""
+
+
+def _fail(verb: str, error: ErrorReply, suggestion: str) -> int:
     """Print the server's error as the full verb would, and return its exit code."""
     from holdfast.cli.support.exit_codes import FAILED, OURS, describe, exit_code_of
     from holdfast.cli.support.text import complain
     from holdfast.errors import error_from_wire
 
     found = error_from_wire(error.code, str(error), error.data)
-    complain(describe(found))
+    complain(describe(found) + suggestion)
     return exit_code_of(found, ours=OURS if verb in ("run", "wait") else FAILED)
 
 
@@ -351,18 +374,27 @@ def _ps(server: JsonRpcConnection, options: dict[str, Any]) -> int | None:
 
     from holdfast.cli.support.running_server import may_be_helper
     from holdfast.cli.support.text import show_table
-    from holdfast.cli.verbs.process.process_listing import HEADER, Listing
+    from holdfast.cli.verbs.process.process_listing import HEADER, Filters, Listing
 
     if options[""]:
         return None
+    try:
+        filters = Filters(options["--filter"])
+    except ValueError:
+        return None  # the full verb reports it
     processes = server.call("process/list", {})["processes"]
     terminals = server.call("terminal/list", {})["terminals"] if any(info["tty"] for info in processes) else ()
     helpers = any(may_be_helper(info["argv"]) for info in processes)
-    listing = Listing(processes, terminals, server.call("environment/info", {})["holdfast"] if helpers else ())
+    holdfast = server.call("environment/info", {})["holdfast"] if helpers else ()
+    listing = Listing(processes, terminals, holdfast, filters)
+    all = "--all" in options
     if "--json" in options:
-        print(json.dumps(listing.objects(all="--all" in options), separators=(",", ":")), flush=True)
+        found = listing.ids(all=all) if "--quiet" in options else listing.objects(all=all)
+        print(json.dumps(found, separators=(",", ":")), flush=True)
+    elif "--quiet" in options:
+        print("".join(f"{id}\n" for id in listing.ids(all=all)), end="", flush=True)
     else:
-        show_table(HEADER, listing.rows(all="--all" in options, now=time.time()))
+        show_table(HEADER, listing.rows(all=all, now=time.time()), plain="--no-trunc" in options)
     return 0
 
 
