@@ -226,8 +226,11 @@ class ExecApi(Protocol):
 
     async def list(self) -> tuple[ProcessInfo, ...]: ...
 
-    async def usage(self, process_ids: Sequence[str]) -> UsageSample:
-        """Resources of processes, terminals and shells with all that they started. Unknown ids are left out."""
+    async def usage(self, process_ids: Sequence[str], *, members: bool = False) -> UsageSample:
+        """Resources of processes, terminals and shells with all that they started. Unknown ids are left out.
+
+        With `members`, each has a list of its operating system processes.
+        """
 
     async def forget(self, process_id: str) -> None:
         """Drop an ended process and its output before its retention ends."""

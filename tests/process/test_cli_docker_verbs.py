@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
+from holdfast.cli.verbs.process.events import LifeCycle
+from holdfast.cli.verbs.process.top import CpuRates
+from holdfast.types import MemberUsage, ProcessInfo, ProcessUsage, ShellStatus
 from tests.process.test_cli_verbs import Holdfast, own_holdfast
 
 
@@ -115,3 +119,88 @@ def test_rm_drops_ended_processes_and_ends_running_ones_with_force(holdfast: Hol
 def test_rm_without_ids_or_with_contradicting_options_is_refused(holdfast: Holdfast) -> None:
     assert holdfast("rm").returncode == 2
     assert holdfast("rm", "--all", "--force").returncode == 2
+
+
+# --- top ------------------------------------------------------------------------------------------------------
+
+
+def test_top_lists_the_tree_of_a_process(holdfast: Holdfast) -> None:
+    started = holdfast.start("run", "--id", "tree", "--", "sh", "-c", "sleep 1000 & echo $!; wait")
+    assert started.stdout is not None
+    child = int(started.stdout.readline())
+    leader = holdfast.json("inspect", "tree")[0]["process"]["pid"]
+    header, first, second = lines(holdfast, "top", "--once", "tree")
+    assert header.split() == ["ID", "PID", "CPU", "TIME", "MEMORY", "THREADS", "AGE", "COMMAND"]
+    assert first.split()[:2] == ["tree", str(leader)]
+    assert second.split()[:2] == ["tree", str(child)]
+    assert second.endswith("    sleep 1000")
+    (usage,) = holdfast.json("top", "--once", "tree")
+    assert [(each["pid"], each["argv"][0]) for each in usage["members"]] == [(leader, "sh"), (child, "sleep")]
+    assert {usage["processId"] for usage in holdfast.json("top", "--once")} >= {"tree", "web-1", "live"}
+    assert holdfast("rm", "--force", "--grace", "0", "tree").returncode == 0
+    started.communicate(timeout=60)
+
+
+def test_top_repeats_until_it_is_interrupted(holdfast: Holdfast) -> None:
+    top = holdfast.start("top", "--interval", "0.2", "--json", "web-1")
+    assert top.stdout is not None
+    assert [json.loads(top.stdout.readline())[0]["processId"] for _ in range(3)] == ["web-1"] * 3
+    top.kill()
+    top.communicate()
+    done = holdfast("top", "--once", "web-2")
+    assert (done.returncode, b"did you mean 'web-1'?" in done.stderr) == (1, True)
+
+
+def test_cpu_is_counted_between_two_samples() -> None:
+    def usage(cpu: float, seconds: float) -> tuple[ProcessUsage, ...]:
+        member = MemberUsage(pid=7, parent=1, name="x", cpu_seconds=cpu, seconds=seconds)
+        return (ProcessUsage("p", running=True, members=(member,)),)
+
+    rates = CpuRates()
+    assert rates.update(usage(1.0, 10.0), now=100.0) == {7: 10.0}
+    assert rates.update(usage(2.0, 12.0), now=102.0) == {7: 50.0}
+    assert rates.update(usage(0.5, 1.0), now=104.0) == {7: 50.0}  # the pid was reused
+
+
+# --- events ---------------------------------------------------------------------------------------------------
+
+
+def test_events_as_they_happen(holdfast: Holdfast) -> None:
+    events = holdfast.start("events", "--json", "--since", "1h", "--kind", "process")
+    assert events.stdout is not None
+    seen = [json.loads(events.stdout.readline())]
+    while seen[-1]["id"] != "web-1":  # the last of the retained processes that is certain to be there
+        seen.append(json.loads(events.stdout.readline()))
+    assert holdfast("run", "--id", "short", "--", "sh", "-c", "exit 4").returncode == 4
+    while (seen[-1]["id"], seen[-1]["event"]) != ("short", "end"):
+        seen.append(json.loads(events.stdout.readline()))
+    events.kill()
+    events.communicate()
+    assert [each["event"] for each in seen if each["id"] == "short"] == ["start", "end"]
+    assert (seen[-1]["exitCode"], seen[-1]["kind"]) == (4, "process")
+    assert [(each["id"], each["event"]) for each in seen[:2]] == [("good", "start"), ("good", "end")]
+
+
+def test_events_of_the_past_as_text(holdfast: Holdfast) -> None:
+    found = lines(holdfast, "events", "--since", "1h", "--until", "0s", "--kind", "shell", "--kind", "process")
+    assert any("  end  process  bad  pid " in line and line.endswith("  exit 3") for line in found)
+    assert any("  start  shell  live  pid " in line for line in found)
+    assert lines(holdfast, "events", "--until", "0s") == []
+    refused = holdfast("events", "--since", "yesterday")
+    assert (refused.returncode, b"'yesterday' is not a time" in refused.stderr) == (1, True)
+
+
+def test_each_start_and_end_is_one_event() -> None:
+    running = ProcessInfo("p", 7, ("a", "b"), "/", False, True, False, 10.0)
+    ended = msgspec.structs.replace(running, running=False, closed=True, exited_at=12.0, exit_code=0)
+    again = msgspec.structs.replace(running, started_at=20.0)
+    shell = ShellStatus("s", "/bin/sh", 8, "idle", "/", 11.0)
+    closed = msgspec.structs.replace(shell, state="closed", exit_code=1)
+    life = LifeCycle()
+    assert [each.event for each in life.update([running], [], [shell], 11.5)] == ["start", "start"]
+    assert [(each.kind, each.time) for each in life.update([ended], [], [closed], 13.0)] == [
+        ("process", 12.0),
+        ("shell", 13.0),
+    ]
+    assert life.update([ended], [], [closed], 14.0) == []
+    assert [each.event for each in life.update([again], [], [], 21.0)] == ["start"]

@@ -29,6 +29,8 @@ VERBS = {
     "wait": Verb("process.wait", "Wait for a process and exit with its code.", quick=True),
     "kill": Verb("process.kill", "End processes and everything they started, or send a signal.", quick=True),
     "inspect": Verb("process.inspect", "Print the full status of processes, terminals and shells as JSON."),
+    "top": Verb("process.top", "Show what runs under processes and shells, with CPU and memory."),
+    "events": Verb("process.events", "Print starts and ends of processes, terminals and shells as they happen."),
     "rm": Verb("process.rm", "Drop ended processes and their output."),
     "attach": Verb("process.attach", "Stream a running process or show a terminal, and type into it."),
     "screen": Verb("terminal.screen", "Print the current screen of a terminal."),

@@ -143,8 +143,8 @@ class RemoteExec:
     async def list(self) -> tuple[ProcessInfo, ...]:
         return (await self.connection.call(methods.PROCESS_LIST, _EMPTY)).processes
 
-    async def usage(self, process_ids: Sequence[str]) -> UsageSample:
-        return await self.connection.call(methods.PROCESS_USAGE, m.UsageParams(tuple(process_ids)))
+    async def usage(self, process_ids: Sequence[str], *, members: bool = False) -> UsageSample:
+        return await self.connection.call(methods.PROCESS_USAGE, m.UsageParams(tuple(process_ids), members))
 
     async def forget(self, process_id: str) -> None:
         call = self.connection.begin(methods.PROCESS_FORGET, m.ProcessParams(process_id))

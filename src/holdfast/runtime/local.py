@@ -381,12 +381,13 @@ class LocalExec:
     async def list(self) -> tuple[ProcessInfo, ...]:
         return tuple(process.info() for process in self._processes.values() if not process.internal)
 
-    async def usage(self, process_ids: Sequence[str]) -> UsageSample:
+    async def usage(self, process_ids: Sequence[str], *, members: bool = False) -> UsageSample:
         found = (self._asked(process_id) for process_id in dict.fromkeys(process_ids))
         return await self._sampler.sample(
             [each for each in found if each is not None],
             leaders=lambda: self._leaders | self._starter.newborn,
             known_marks=lambda: {process.tree.mark for process in self._processes.values()},
+            list_members=members,
         )
 
     def _asked(self, process_id: str) -> UsageQuery | None:

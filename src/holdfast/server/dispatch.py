@@ -215,7 +215,7 @@ class ProcessMethods:
         return m.ListResult(await self._exec.list())
 
     def usage(self, connection: ServerConnection, params: m.UsageParams) -> Waiting[UsageSample]:
-        return self._exec.usage(params.process_ids)
+        return self._exec.usage(params.process_ids, members=params.members)
 
     async def forget(self, connection: ServerConnection, params: m.ProcessParams) -> None:
         await self._exec.forget(params.process_id)

@@ -149,8 +149,10 @@ class ListResult(Struct, frozen=True):
     processes: tuple[ProcessInfo, ...]
 
 
-class UsageParams(Struct, frozen=True):
+class UsageParams(Struct, frozen=True, omit_defaults=True):
     process_ids: tuple[str, ...]
+    #: List the operating system processes of each id, with their command lines.
+    members: bool = False
 
 
 class SubscribeParams(Struct, frozen=True):
