@@ -188,11 +188,17 @@ class ExecApi(Protocol):
         """Start a process; a repeated `start_id` returns the existing one."""
 
     async def read(
-        self, process_id: str, *, after_seq: int = 0, max_bytes: int | None = None, wait: float = 0.0
+        self,
+        process_id: str,
+        *,
+        after_seq: int = 0,
+        max_bytes: int | None = None,
+        wait: float = 0.0,
+        timing: bool = False,
     ) -> ReadResult:
         """Output and state after `after_seq`, waiting up to `wait` seconds for the first event.
 
-        Returns at least one chunk if there is one, even if it is larger than `max_bytes`.
+        Returns at least one chunk if there is one, even if it is larger than `max_bytes`. `timing` adds `times`.
         """
 
     def events(self, process_id: str, *, after_seq: int = 0, window: int | None = None) -> EventStream:

@@ -245,6 +245,14 @@ class Closed(Struct, frozen=True):
 ProcessEvent = OutputChunk | OutputGap | Exited | Closed
 
 
+class OutputTime(Struct, frozen=True):
+    """The time at which a stream printed the bytes from an offset on, in seconds since 1970."""
+
+    stream: Stream
+    offset: int
+    at: float
+
+
 class ReadResult(Struct, frozen=True):
     """Output and state of a process after a position; continue with `after_seq`."""
 
@@ -256,6 +264,8 @@ class ReadResult(Struct, frozen=True):
     failure: str | None = None
     gap: tuple[OutputGap, ...] = ()
     sandbox_denied: bool = False
+    #: Of the chunks, if requested; not on the wire otherwise, nor from servers before this field.
+    times: tuple[OutputTime, ...] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def after_seq(self) -> int:

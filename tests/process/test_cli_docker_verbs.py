@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 from collections.abc import Iterator
+from datetime import datetime
 
 import msgspec
 import pytest
@@ -204,3 +207,42 @@ def test_each_start_and_end_is_one_event() -> None:
     ]
     assert life.update([ended], [], [closed], 14.0) == []
     assert [each.event for each in life.update([again], [], [], 21.0)] == ["start"]
+
+
+# --- logs -----------------------------------------------------------------------------------------------------
+
+
+def test_logs_of_the_last_lines_and_of_a_time(holdfast: Holdfast) -> None:
+    script = "echo one; read x; echo two; echo err >&2; printf three"
+    started = holdfast.start("run", "--id", "said", "--", "sh", "-c", script, stdin=subprocess.PIPE)
+    assert started.stdin is not None
+    assert started.stdout is not None
+    assert started.stdout.readline() == b"one\n"
+    middle = time.time() + 0.2  # more than the resolution of the times
+    time.sleep(0.25)
+    started.communicate(b"\n", timeout=60)
+    assert holdfast("logs", "--tail", "2", "--stdout", "said").stdout == b"two\nthree"
+    assert holdfast("logs", "-n", "0", "said").stdout == b""
+    assert holdfast("logs", "--tail", "all", "said").stdout == b"one\ntwo\nthree"
+    late = holdfast("logs", "--since", f"@{middle}", "said")
+    assert (late.stdout, late.stderr) == (b"two\nthree", b"err\n")
+    early = holdfast("logs", "--until", f"@{middle}", "--timestamps", "--follow", "said")
+    assert (early.stderr, early.stdout[24:]) == (b"", b" one\n")
+    assert datetime.fromisoformat(early.stdout[:24].decode()).timestamp() < middle
+    (event,) = lines(holdfast, "logs", "--json", "--since", f"@{middle}", "--tail", "1", "--stdout", "said")
+    assert json.loads(event)["time"] > middle
+    assert holdfast("logs", "--tail", "many", "said").returncode == 2
+
+
+def test_logs_follow_after_the_tail(holdfast: Holdfast) -> None:
+    script = "echo one; echo two; read x; echo three"
+    started = holdfast.start("run", "--id", "more", "--", "sh", "-c", script, stdin=subprocess.PIPE)
+    assert started.stdin is not None
+    assert started.stdout is not None
+    assert started.stdout.readline() + started.stdout.readline() == b"one\ntwo\n"
+    logs = holdfast.start("logs", "--follow", "--tail", "1", "--timestamps", "more")
+    assert logs.stdout is not None
+    assert logs.stdout.readline().endswith(b"Z two\n")
+    started.communicate(b"\n", timeout=60)
+    assert logs.communicate(timeout=60)[0].endswith(b"Z three\n")
+    assert logs.returncode == 0

@@ -164,6 +164,7 @@ class ProcessMethods:
             max_bytes=params.max_bytes,
             wait=(params.wait_ms or 0) / 1000,
             reader=params.reader,
+            timing=params.timing,
         )
 
     def write(self, connection: ServerConnection, params: m.WriteParams) -> m.WriteResult | Waiting[m.WriteResult]:

@@ -222,7 +222,13 @@ class FakeExec:
         return self._info(process)
 
     async def read(
-        self, process_id: str, *, after_seq: int = 0, max_bytes: int | None = None, wait: float = 0.0
+        self,
+        process_id: str,
+        *,
+        after_seq: int = 0,
+        max_bytes: int | None = None,
+        wait: float = 0.0,
+        timing: bool = False,
     ) -> ReadResult:
         process = self._recorded(process_id)
         if wait > 0:

@@ -96,6 +96,8 @@ class ReadParams(Struct, frozen=True):
     wait_ms: int | None = None
     #: The name of a polling reader: output is held back for its next poll, as for a subscription.
     reader: str | None = None
+    #: Return the times of the output.
+    timing: bool = False
 
 
 class WriteParams(Struct, frozen=True):
