@@ -52,5 +52,6 @@ VERBS = {
     "service": Verb("service.service", "Run the session service, and manage its agents."),
     "bundle": Verb("server.bundle", "Make the tree that is installed in sandboxes without Python."),
     "audit": Verb("service.audit", "Show the audit log of the session service, and verify it."),
+    "completion": Verb("server.completion", "Print the completion script for bash, zsh or fish.", quick=True),
     "doctor": Verb("server.doctor", "Show what this machine offers and what is missing."),
 }

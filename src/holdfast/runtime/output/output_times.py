@@ -1,6 +1,6 @@
 """When the output of a job was printed: a bounded list of times with the ends of its streams. Pure memory.
 
-A time stands for the output after it. Times are at least `resolution` seconds apart: output within that interval has
+A time stands for the output after it. Times are at least `resolution` seconds apart: output in that interval has
 the time of its first byte. When the list is full, the resolution doubles and the times between are dropped: a job
 that prints every 0.1 s for a day has one time for each 26 s. The error is less than twice the resolution, because
 the time that stood for a dropped one may be dropped later.

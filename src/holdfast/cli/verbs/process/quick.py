@@ -1,4 +1,4 @@
-"""`run`, `ps`, `logs`, `wait` and `kill` on this machine's running server, without an event loop.
+"""`run`, `ps`, `logs`, `wait`, `kill` and `completion ids` on this machine's running server, without an event loop.
 
 Importing typer, asyncio and the client takes several times as long as the call itself. The functions here parse the
 common options, send JSON over the server's socket, and return an exit code. They return None in all other cases
@@ -39,16 +39,25 @@ _SURE_BYTES = 4_096
 _RECEIVE_BYTES = 256 * 1024
 #: The code of `UnknownProcess`; importing the errors would take longer than the call.
 _UNKNOWN_PROCESS = -32002
+#: A completion without ids is better than a shell that blocks on a server that is stopped.
+_COMPLETION_SECONDS = 1.0
+#: More than a person reads; the latest ones.
+_COMPLETION_IDS = 1_000
 #: One step of `logs`, as in the full verb.
 _STEP_BYTES = 1024 * 1024
 
 
 def main(verb: str, arguments: Sequence[str]) -> int | None:
     """The exit code of the verb, or None if the full verb must run."""
-    if os.environ.get("HOLDFAST_SANDBOX", "local") != "local":
-        return None
+    if verb == "completion":
+        # The full verb has no ids either: a connection to another sandbox takes too long for a key press.
+        return (_main(verb, arguments) or 0) if arguments[:1] == ["ids"] else None
+    return _main(verb, arguments)
+
+
+def _main(verb: str, arguments: Sequence[str]) -> int | None:
     options = _parse(arguments, _OPTIONS[verb], stop_at_command=verb == "run")
-    if options is None or options.pop("--sandbox", "local") != "local":
+    if options is None or options.pop("--sandbox", os.environ.get("HOLDFAST_SANDBOX", "local")) != "local":
         return None
     try:
         connection = local_server.connect_running()
@@ -92,6 +101,7 @@ _OPTIONS: dict[str, dict[str, bool]] = {
         "--json": False,
     },
     "logs": {"--sandbox": True, "--stdout": False, "--stderr": False},
+    "completion": {"--sandbox": True},
     "wait": {"--sandbox": True, "--timeout": True, "--json": False},
     "kill": {"--sandbox": True, "--force": False, "--grace": True, "--signal": True, "--json": False},
 }
@@ -157,6 +167,10 @@ class JsonRpcConnection:
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
+
+    def limit_wait(self, seconds: float) -> None:
+        """Raise `TimeoutError` if the server does not reply in time."""
+        self._socket.settimeout(seconds)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -472,6 +486,23 @@ def _kill(server: JsonRpcConnection, options: dict[str, Any]) -> int | None:
     return 0
 
 
+def _completion(server: JsonRpcConnection, options: dict[str, Any]) -> int | None:
+    """Print the ids of a kind. A script passes them to the shell, so ids with other characters are left out."""
+    _, *kinds = options[""]
+    kind = kinds[0] if kinds else "all"
+    server.limit_wait(_COMPLETION_SECONDS)
+    found: list[str] = []
+    if kind in ("process", "all"):
+        found += [info["processId"] for info in server.call("process/list", {})["processes"]]
+    if kind == "terminal":
+        found += [status["terminalId"] for status in server.call("terminal/list", {})["terminals"]]
+    if kind in ("shell", "all"):
+        found += [status["shellId"] for status in server.call("shell/list", {})["shells"]]
+    plain = [id for id in found if id[:1].isalnum() and all(each.isalnum() or each in "._-" for each in id)]
+    print("".join(f"{id}\n" for id in plain[-_COMPLETION_IDS:] if id.isascii()), end="", flush=True)
+    return 0
+
+
 def _number(text: str | None) -> float | None:
     try:
         value = float(text or "")
@@ -485,5 +516,6 @@ VERBS: dict[str, Callable[[JsonRpcConnection, dict[str, Any]], int | None]] = {
     "ps": _ps,
     "logs": _logs,
     "wait": _wait,
+    "completion": _completion,
     "kill": _kill,
 }
