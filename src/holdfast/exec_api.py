@@ -188,11 +188,17 @@ class ExecApi(Protocol):
         """Start a process; a repeated `start_id` returns the existing one."""
 
     async def read(
-        self, process_id: str, *, after_seq: int = 0, max_bytes: int | None = None, wait: float = 0.0
+        self,
+        process_id: str,
+        *,
+        after_seq: int = 0,
+        max_bytes: int | None = None,
+        wait: float = 0.0,
+        timing: bool = False,
     ) -> ReadResult:
         """Output and state after `after_seq`, waiting up to `wait` seconds for the first event.
 
-        Returns at least one chunk if there is one, even if it is larger than `max_bytes`.
+        Returns at least one chunk if there is one, even if it is larger than `max_bytes`. `timing` adds `times`.
         """
 
     def events(self, process_id: str, *, after_seq: int = 0, window: int | None = None) -> EventStream:
@@ -226,8 +232,11 @@ class ExecApi(Protocol):
 
     async def list(self) -> tuple[ProcessInfo, ...]: ...
 
-    async def usage(self, process_ids: Sequence[str]) -> UsageSample:
-        """Resources of processes, terminals and shells with all that they started. Unknown ids are left out."""
+    async def usage(self, process_ids: Sequence[str], *, members: bool = False) -> UsageSample:
+        """Resources of processes, terminals and shells with all that they started. Unknown ids are left out.
+
+        With `members`, each has a list of its operating system processes.
+        """
 
     async def forget(self, process_id: str) -> None:
         """Drop an ended process and its output before its retention ends."""

@@ -245,6 +245,14 @@ class Closed(Struct, frozen=True):
 ProcessEvent = OutputChunk | OutputGap | Exited | Closed
 
 
+class OutputTime(Struct, frozen=True):
+    """The time at which a stream printed the bytes from an offset on, in seconds since 1970."""
+
+    stream: Stream
+    offset: int
+    at: float
+
+
 class ReadResult(Struct, frozen=True):
     """Output and state of a process after a position; continue with `after_seq`."""
 
@@ -256,6 +264,8 @@ class ReadResult(Struct, frozen=True):
     failure: str | None = None
     gap: tuple[OutputGap, ...] = ()
     sandbox_denied: bool = False
+    #: Of the chunks, if requested; not on the wire otherwise, nor from servers before this field.
+    times: tuple[OutputTime, ...] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def after_seq(self) -> int:
@@ -298,6 +308,21 @@ class ProcessInfo(Struct, frozen=True):
     failure: str | None = None
 
 
+class MemberUsage(Struct, frozen=True, omit_defaults=True):
+    """The resources of one operating system process, without its children."""
+
+    pid: int
+    parent: int
+    #: The name of the program, for a kernel thread or a zombie, whose `argv` is empty.
+    name: str
+    argv: tuple[str, ...] = ()
+    cpu_seconds: float = 0.0
+    memory_bytes: int = 0
+    thread_count: int = 0
+    #: Since its start.
+    seconds: float = 0.0
+
+
 class ProcessUsage(Struct, frozen=True, omit_defaults=True):
     """The resources of a process, a terminal or a shell, with all that it started.
 
@@ -326,6 +351,8 @@ class ProcessUsage(Struct, frozen=True, omit_defaults=True):
     awaiting_input: bool | None = False
     #: The age of the oldest other process, without the program itself.
     background_seconds: float = 0.0
+    #: The processes of `pids` one by one, if requested. Empty from servers before this field.
+    members: tuple[MemberUsage, ...] = ()
 
     @property
     def longest_running_seconds(self) -> float:

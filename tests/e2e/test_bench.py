@@ -40,6 +40,7 @@ ROWS = {
     "cli-logs": ("ratio at most", 4.0),
     "cli-wait": ("ratio at most", 4.0),
     "cli-kill": ("ratio at most", 4.0),
+    "cli-completion": ("at most", 100.0),
     "shell-true": ("ratio at most", 25.0),
     "shell-true-p99": ("ratio at most", 10.0),
     "shell-program": ("ratio at most", 1.3),

@@ -28,6 +28,10 @@ VERBS = {
     "logs": Verb("process.logs", "Print the output of a process.", quick=True),
     "wait": Verb("process.wait", "Wait for a process and exit with its code.", quick=True),
     "kill": Verb("process.kill", "End processes and everything they started, or send a signal.", quick=True),
+    "inspect": Verb("process.inspect", "Print the full status of processes, terminals and shells as JSON."),
+    "top": Verb("process.top", "Show what runs under processes and shells, with CPU and memory."),
+    "events": Verb("process.events", "Print starts and ends of processes, terminals and shells as they happen."),
+    "rm": Verb("process.rm", "Drop ended processes and their output."),
     "attach": Verb("process.attach", "Stream a running process or show a terminal, and type into it."),
     "screen": Verb("terminal.screen", "Print the current screen of a terminal."),
     "replay": Verb("terminal.replay", "Play the recording of a terminal or of a session, or save it."),
@@ -50,5 +54,6 @@ VERBS = {
     "service": Verb("service.service", "Run the session service, and manage its agents."),
     "bundle": Verb("server.bundle", "Make the tree that is installed in sandboxes without Python."),
     "audit": Verb("service.audit", "Show the audit log of the session service, and verify it."),
+    "completion": Verb("server.completion", "Print the completion script for bash, zsh or fish.", quick=True),
     "doctor": Verb("server.doctor", "Show what this machine offers and what is missing."),
 }

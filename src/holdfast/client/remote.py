@@ -83,9 +83,15 @@ class RemoteExec:
         return result.process, reader
 
     async def read(
-        self, process_id: str, *, after_seq: int = 0, max_bytes: int | None = None, wait: float = 0.0
+        self,
+        process_id: str,
+        *,
+        after_seq: int = 0,
+        max_bytes: int | None = None,
+        wait: float = 0.0,
+        timing: bool = False,
     ) -> ReadResult:
-        params = m.ReadParams(process_id, after_seq, max_bytes, _milliseconds(wait))
+        params = m.ReadParams(process_id, after_seq, max_bytes, _milliseconds(wait), timing=timing)
         return await self.connection.call(methods.PROCESS_READ, params)
 
     def events(self, process_id: str, *, after_seq: int = 0, window: int | None = None) -> Subscription:
@@ -143,8 +149,8 @@ class RemoteExec:
     async def list(self) -> tuple[ProcessInfo, ...]:
         return (await self.connection.call(methods.PROCESS_LIST, _EMPTY)).processes
 
-    async def usage(self, process_ids: Sequence[str]) -> UsageSample:
-        return await self.connection.call(methods.PROCESS_USAGE, m.UsageParams(tuple(process_ids)))
+    async def usage(self, process_ids: Sequence[str], *, members: bool = False) -> UsageSample:
+        return await self.connection.call(methods.PROCESS_USAGE, m.UsageParams(tuple(process_ids), members))
 
     async def forget(self, process_id: str) -> None:
         call = self.connection.begin(methods.PROCESS_FORGET, m.ProcessParams(process_id))

@@ -499,9 +499,9 @@ class Sandbox(SandboxFiles):
         """The status of the sandbox's server."""
         return await self._api.status()
 
-    async def usage(self, ids: Sequence[str]) -> UsageSample:
+    async def usage(self, ids: Sequence[str], *, members: bool = False) -> UsageSample:
         """The resources that processes, terminals and shells use, with all that they started, in one sample."""
-        return await self._api.usage(ids)
+        return await self._api.usage(ids, members=members)
 
     async def aclose(self) -> None:
         """Close the connection to the sandbox. Processes with `lifetime="server"` continue."""

@@ -311,6 +311,7 @@ class LocalExec:
         max_bytes: int | None = None,
         wait: float = 0.0,
         reader: str | None = None,
+        timing: bool = False,
     ) -> ReadResult:
         """As `ExecApi.read`; with the name of a `reader`, the process is held back for its next poll."""
         process = self.recorded(process_id)
@@ -320,7 +321,7 @@ class LocalExec:
             with contextlib.suppress(builtins.TimeoutError):
                 async with asyncio.timeout(wait):
                     await process.wait_news(after_seq)
-        return process.read(after_seq, DEFAULT_READ_BYTES if max_bytes is None else max_bytes)
+        return process.read(after_seq, DEFAULT_READ_BYTES if max_bytes is None else max_bytes, timing=timing)
 
     def events(self, process_id: str, *, after_seq: int = 0, window: int | None = None) -> EventStream:
         return LocalEvents(self.recorded(process_id), after_seq)
@@ -381,12 +382,13 @@ class LocalExec:
     async def list(self) -> tuple[ProcessInfo, ...]:
         return tuple(process.info() for process in self._processes.values() if not process.internal)
 
-    async def usage(self, process_ids: Sequence[str]) -> UsageSample:
+    async def usage(self, process_ids: Sequence[str], *, members: bool = False) -> UsageSample:
         found = (self._asked(process_id) for process_id in dict.fromkeys(process_ids))
         return await self._sampler.sample(
             [each for each in found if each is not None],
             leaders=lambda: self._leaders | self._starter.newborn,
             known_marks=lambda: {process.tree.mark for process in self._processes.values()},
+            list_members=members,
         )
 
     def _asked(self, process_id: str) -> UsageQuery | None:

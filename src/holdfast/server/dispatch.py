@@ -166,6 +166,7 @@ class ProcessMethods:
             max_bytes=params.max_bytes,
             wait=(params.wait_ms or 0) / 1000,
             reader=params.reader,
+            timing=params.timing,
         )
 
     def write(self, connection: ServerConnection, params: m.WriteParams) -> m.WriteResult | Waiting[m.WriteResult]:
@@ -217,7 +218,7 @@ class ProcessMethods:
         return m.ListResult(await self._exec.list())
 
     def usage(self, connection: ServerConnection, params: m.UsageParams) -> Waiting[UsageSample]:
-        return self._exec.usage(params.process_ids)
+        return self._exec.usage(params.process_ids, members=params.members)
 
     async def forget(self, connection: ServerConnection, params: m.ProcessParams) -> None:
         await self._exec.forget(params.process_id)

@@ -89,6 +89,7 @@ class ServedExec(ExecApi, Protocol):
         max_bytes: int | None = None,
         wait: float = 0.0,
         reader: str | None = None,
+        timing: bool = False,
     ) -> ReadResult:
         """As `ExecApi.read`. A named `reader` holds output back for its next poll, as a subscription does."""
 

@@ -222,7 +222,13 @@ class FakeExec:
         return self._info(process)
 
     async def read(
-        self, process_id: str, *, after_seq: int = 0, max_bytes: int | None = None, wait: float = 0.0
+        self,
+        process_id: str,
+        *,
+        after_seq: int = 0,
+        max_bytes: int | None = None,
+        wait: float = 0.0,
+        timing: bool = False,
     ) -> ReadResult:
         process = self._recorded(process_id)
         if wait > 0:
@@ -328,7 +334,7 @@ class FakeExec:
     async def list(self) -> tuple[ProcessInfo, ...]:
         return tuple(self._info(process) for process in self._processes.values())
 
-    async def usage(self, process_ids: Sequence[str]) -> UsageSample:
+    async def usage(self, process_ids: Sequence[str], *, members: bool = False) -> UsageSample:
         """Return the entries of `usages`; for other ids, whether they run and the bytes that they printed."""
         found = (self._usage(process_id) for process_id in dict.fromkeys(process_ids))
         return UsageSample(tuple(usage for usage in found if usage is not None), self.strays)

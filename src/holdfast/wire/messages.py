@@ -96,6 +96,8 @@ class ReadParams(Struct, frozen=True):
     wait_ms: int | None = None
     #: The name of a polling reader: output is held back for its next poll, as for a subscription.
     reader: str | None = None
+    #: Return the times of the output.
+    timing: bool = False
 
 
 class WriteParams(Struct, frozen=True):
@@ -149,8 +151,10 @@ class ListResult(Struct, frozen=True):
     processes: tuple[ProcessInfo, ...]
 
 
-class UsageParams(Struct, frozen=True):
+class UsageParams(Struct, frozen=True, omit_defaults=True):
     process_ids: tuple[str, ...]
+    #: List the operating system processes of each id, with their command lines.
+    members: bool = False
 
 
 class SubscribeParams(Struct, frozen=True):

@@ -89,9 +89,11 @@ def on_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def show_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = False) -> None:
-    """Print a table: plain columns, or on a terminal `rich_table`, which describes `wrap`."""
-    if not on_terminal():
+def show_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = False, plain: bool = False
+) -> None:
+    """Print a table: plain columns, or on a terminal `rich_table`, which describes `wrap`, unless `plain`."""
+    if plain or not on_terminal():
         sys.stdout.write(columns(header, rows))
         sys.stdout.flush()
         return

@@ -32,12 +32,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+import msgspec
+
 from holdfast.runtime.output.journal import CLOSE, EXIT, Journal
 from holdfast.runtime.output.output_log import MOVE_BYTES, NO_DESCRIPTORS, NO_ROOM, PAGE, OutputLog
+from holdfast.runtime.output.output_times import OutputTimes
 from holdfast.runtime.output.poller import Poller
 from holdfast.runtime.output.reader import Reader
 from holdfast.runtime.process.checks import check_reader
-from holdfast.types import ExitStatus, OutputChunk, OutputGap, Overflow, ReadResult, Snapshot
+from holdfast.types import ExitStatus, OutputChunk, OutputGap, OutputTime, Overflow, ReadResult, Snapshot
 
 if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
@@ -120,6 +123,7 @@ class Job:
         "_stall_seconds",
         "_stall_timer",
         "_taken",
+        "_times",
         "_waiters",
         "closed_at",
         "exited_at",
@@ -152,6 +156,7 @@ class Job:
         self.failure: str | None = None
         self.journal: Journal = recorder.journal
         self.logs: dict[int, OutputLog] = recorder.logs
+        self._times = OutputTimes()
         self._outputs: list[JobStream] = []
         self._readers: set[FollowingReader] = set()
         #: Polling readers by name; the latest last.
@@ -204,7 +209,7 @@ class Job:
             running=self.running,
         )
 
-    def read(self, after_seq: int, max_bytes: int) -> ReadResult:
+    def read(self, after_seq: int, max_bytes: int, *, timing: bool = False) -> ReadResult:
         """Return the events after `after_seq` without waiting. A later position acknowledges earlier events."""
         reader = Reader(self, after_seq, _ignore, stays=False)
         chunks: list[OutputChunk] = []
@@ -237,7 +242,17 @@ class Job:
             failure=self.failure,
             gap=tuple(gaps),
             sandbox_denied=self.sandbox_denied,
+            times=self._times_of(chunks) if timing else msgspec.UNSET,
         )
+
+    def _times_of(self, chunks: Sequence[OutputChunk]) -> tuple[OutputTime, ...]:
+        """Return the times of chunks. Output from before a restart of the server has the time of the start."""
+        found: list[OutputTime] = []
+        for chunk in chunks:
+            slot, end = int(chunk.stream == "stderr"), chunk.offset + len(chunk.data)
+            times = self._times.between(slot, chunk.offset, end) or [(chunk.offset, self.started_at)]
+            found += [OutputTime(chunk.stream, offset, at) for offset, at in times]
+        return tuple(found)
 
     def polled(self, name: str, after_seq: int) -> None:
         """Follow for a polling reader: output after `after_seq` is retained as for an attached reader.
@@ -493,6 +508,10 @@ class Job:
 
     def _note_output(self, kind: int, log: OutputLog, amount: int) -> None:
         """Add the last `amount` bytes of the log to the journal."""
+        if amount > 0:
+            journal = self.journal
+            last = journal.last_seq
+            self._times.add(time.time(), journal.offset_at(last, 0), journal.offset_at(last, 1))
         start, head_end = log.end - amount, log.head_end
         if start <= head_end < log.end:
             # No chunk extends from the head into the lost range: a reader that resumes has whole chunks.

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from holdfast.runtime.shell.foreground import ticks_since_boot
 from holdfast.runtime.tree.process_table import MARK_BASE, ProcessTable, read_mark
 from holdfast.runtime.tree.process_tree import Tree
-from holdfast.types import USAGE_PIDS, ProcessUsage, UsageSample
+from holdfast.types import USAGE_PIDS, MemberUsage, ProcessUsage, UsageSample
 
 #: The length of a slice: much longer than a turn of the event loop, which costs microseconds.
 SLICE_SECONDS: Final = 0.001
@@ -60,6 +62,8 @@ class Stat(NamedTuple):
     started: bytes
     resident: int
     dead: bool
+    #: Without the times of ended children.
+    own_cpu: int = 0
 
 
 def parse_stat(text: bytes) -> Stat:
@@ -78,6 +82,7 @@ def parse_stat(text: bytes) -> Stat:
         f[19],
         int(f[21]),
         f[0] in (b"Z", b"X"),
+        int(f[11]) + int(f[12]),
     )
 
 
@@ -122,6 +127,7 @@ class UsageSampler:
         *,
         leaders: Callable[[], Container[int]],
         known_marks: Callable[[], Container[int]],
+        list_members: bool = False,
     ) -> UsageSample:
         """Return one sample for all queries.
 
@@ -139,7 +145,9 @@ class UsageSampler:
             for each in asked:
                 inside = {pid for tree in each.trees if tree.cgroup is not None for pid in tree.cgroup.pids()}
                 members = self._members(each, table, orphans, lives, inside)
-                usages.append(await self._usage(each, members, inside, now))
+                usage = await self._usage(each, members, inside, now)
+                listed = await self._list_members(members, now) if list_members else ()
+                usages.append(msgspec.structs.replace(usage, members=listed) if listed else usage)
                 if self._is_over_time():
                     await self._yield_to_loop()
             known = known_marks()
@@ -251,6 +259,26 @@ class UsageSampler:
             awaiting_input=asked.activity.awaiting if name is not None else False,
             background_seconds=round(background, 3),
         )
+
+    async def _list_members(self, members: Mapping[int, Stat], now: int) -> tuple[MemberUsage, ...]:
+        found: list[MemberUsage] = []
+        for pid, stat in sorted(members.items())[:USAGE_PIDS]:
+            line = _read(f"/proc/{pid}/cmdline")  # its first page, which bounds the reply
+            found.append(
+                MemberUsage(
+                    pid=pid,
+                    parent=stat.parent,
+                    name=stat.name,
+                    argv=tuple(line.decode("utf-8", "replace").rstrip("\0").split("\0")) if line else (),
+                    cpu_seconds=round(stat.own_cpu * self._tick, 3),
+                    memory_bytes=stat.resident * self._page,
+                    thread_count=stat.threads,
+                    seconds=round(max(0, now - int(stat.started)) * self._tick, 3),
+                )
+            )
+            if self._is_over_time():
+                await self._yield_to_loop()
+        return tuple(found)
 
     async def _storage(self, members: Mapping[int, Stat], mark: int | None, cpu_seconds: float) -> tuple[int, int]:
         """Return the bytes read and written.

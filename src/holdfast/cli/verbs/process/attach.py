@@ -40,7 +40,7 @@ def command(
 async def _attach(sandbox: str, process_id: str, read_only: bool, since: int) -> int:
     signals = SignalQueue(detach_on_interrupt=read_only)
     with signals.listening():
-        async with open_exec(sandbox) as api:
+        async with open_exec(sandbox, ids=[process_id]) as api:
             terminal = await _terminal(api, process_id)
             info = await api.describe(process_id)
             forward = not read_only and info.running

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.support.exit_codes import FAILED, describe
-from holdfast.cli.support.sandbox_option import LOCAL, JsonOption, SandboxOption, open_exec
+from holdfast.cli.support.sandbox_option import LOCAL, JsonOption, SandboxOption, open_exec, with_suggestion
 from holdfast.cli.support.text import complain
 from holdfast.cli.support.typed_verb import run_async
 from holdfast.errors import CallerError
@@ -46,17 +46,17 @@ async def _kill(sandbox: str, ids: list[str], force: bool, grace: float, signal:
         outcomes = await asyncio.gather(
             *(_kill_one(api, process_id, force, grace, signal) for process_id in chosen), return_exceptions=True
         )
-    code = 0
-    for process_id, outcome in zip(chosen, outcomes, strict=True):
-        if isinstance(outcome, CallerError):
-            complain(describe(outcome))
-            code = FAILED
-        elif isinstance(outcome, BaseException):
-            raise outcome
-        elif as_json:
-            print(json.dumps({"processId": process_id, "wasRunning": outcome}))
-        elif outcome:
-            print(process_id)
+        code = 0
+        for process_id, outcome in zip(chosen, outcomes, strict=True):
+            if isinstance(outcome, CallerError):
+                complain(describe(await with_suggestion(api, outcome, (process_id,))))
+                code = FAILED
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            elif as_json:
+                print(json.dumps({"processId": process_id, "wasRunning": outcome}))
+            elif outcome:
+                print(process_id)
     return code
 
 

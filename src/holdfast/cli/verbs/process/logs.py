@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any, Final
@@ -13,8 +15,10 @@ import typer
 from holdfast.cli.support.byte_streams import ByteSink
 from holdfast.cli.support.command_request import STDOUT, WINDOW_BYTES
 from holdfast.cli.support.foreground import OutputCopy
+from holdfast.cli.support.moments import moment
 from holdfast.cli.support.sandbox_option import LOCAL, JsonOption, SandboxOption, open_exec
 from holdfast.cli.support.typed_verb import run_async
+from holdfast.cli.verbs.process.log_lines import LineFilter, print_lines
 from holdfast.exec_api import ExecApi
 from holdfast.types import Closed, Exited, OutputChunk, OutputGap, ProcessEvent
 
@@ -28,27 +32,60 @@ def command(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until its output has ended.")] = False,
     stdout: Annotated[bool, typer.Option("--stdout", help="Only its stdout.")] = False,
     stderr: Annotated[bool, typer.Option("--stderr", help="Only its stderr.")] = False,
-    since: Annotated[int, typer.Option(metavar="N", min=0, help="Only output after event number N.")] = 0,
+    tail: Annotated[
+        str | None, typer.Option("--tail", "-n", metavar="N", help="Only the last N lines; all prints every line.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Only output since 10m, 2h or 3d ago, a date, @SECONDS; a number N: after event N."
+        ),
+    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only output before this time.")] = None,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="Print the time of each line before it.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Print the output of a process: its stdout on stdout, its stderr on stderr, the exact bytes.
 
     With --json a line for each event, with its number for --since; bytes are base64. Output that is no longer
-    retained is reported on stderr.
+    retained is reported on stderr. --tail, --timestamps and times select and print whole lines, in JSON an event
+    each; a time has a resolution of 0.1 s, and less for a process that prints for hours.
     """
     if stdout == stderr:
         streams: tuple[str, ...] = ("stdout", "stderr", "pty")
     else:
         streams = ("stdout", "pty") if stdout else ("stderr",)
-    return run_async(_logs(sandbox, process_id, follow, streams, since, as_json))
+    now = time.time()
+    after_seq = int(since) if since is not None and since.isdecimal() else 0
+    which = LineFilter(
+        streams,
+        since=None if since is None or since.isdecimal() else moment("--since", since, now),
+        until=None if until is None else moment("--until", until, now),
+        tail=_tail(tail),
+        timestamps=timestamps,
+    )
+    return run_async(_logs(sandbox, process_id, follow, which, after_seq, as_json))
 
 
-async def _logs(
-    sandbox: str, process_id: str, follow: bool, streams: tuple[str, ...], since: int, as_json: bool
-) -> int:
-    async with open_exec(sandbox) as api:
+def _tail(text: str | None) -> int | None:
+    if text is None or text == "all":
+        return None
+    # A deque has this limit; no log has as many lines.
+    if not text.isdecimal() or int(text) > sys.maxsize:
+        raise typer.BadParameter(f"--tail {text}: a number of lines, or all.")
+    return int(text)
+
+
+async def _logs(sandbox: str, process_id: str, follow: bool, which: LineFilter, since: int, as_json: bool) -> int:
+    async with open_exec(sandbox, ids=[process_id]) as api:
         info = await api.describe(process_id)
         ends = {"stdout": info.stdout_bytes, "stderr": info.stderr_bytes, "pty": info.pty_bytes}
+        if which.needs_times or which.tail is not None:
+            await print_lines(api, process_id, which, ends, after_seq=since, follow=follow, as_json=as_json)
+            return 0
+        streams = which.streams
         await print_output(api, process_id, None if follow else ends, streams=streams, since=since, as_json=as_json)
     return 0
 

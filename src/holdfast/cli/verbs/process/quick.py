@@ -1,4 +1,4 @@
-"""`run`, `ps`, `logs`, `wait` and `kill` on this machine's running server, without an event loop.
+"""`run`, `ps`, `logs`, `wait`, `kill` and `completion ids` on this machine's running server, without an event loop.
 
 Importing typer, asyncio and the client takes several times as long as the call itself. The functions here parse the
 common options, send JSON over the server's socket, and return an exit code. They return None in all other cases
@@ -37,16 +37,27 @@ HAND_OVER_BYTES = 256 * 1024
 #: A pipe that polls writable accepts this much without blocking (PIPE_BUF).
 _SURE_BYTES = 4_096
 _RECEIVE_BYTES = 256 * 1024
+#: The code of `UnknownProcess`; importing the errors would take longer than the call.
+_UNKNOWN_PROCESS = -32002
+#: A completion without ids is better than a shell that blocks on a server that is stopped.
+_COMPLETION_SECONDS = 1.0
+#: More than a person reads; the latest ones.
+_COMPLETION_IDS = 1_000
 #: One step of `logs`, as in the full verb.
 _STEP_BYTES = 1024 * 1024
 
 
 def main(verb: str, arguments: Sequence[str]) -> int | None:
     """The exit code of the verb, or None if the full verb must run."""
-    if os.environ.get("HOLDFAST_SANDBOX", "local") != "local":
-        return None
+    if verb == "completion":
+        # The full verb has no ids either: a connection to another sandbox takes too long for a key press.
+        return (_main(verb, arguments) or 0) if arguments[:1] == ["ids"] else None
+    return _main(verb, arguments)
+
+
+def _main(verb: str, arguments: Sequence[str]) -> int | None:
     options = _parse(arguments, _OPTIONS[verb], stop_at_command=verb == "run")
-    if options is None or options.pop("--sandbox", "local") != "local":
+    if options is None or options.pop("--sandbox", os.environ.get("HOLDFAST_SANDBOX", "local")) != "local":
         return None
     try:
         connection = local_server.connect_running()
@@ -58,7 +69,7 @@ def main(verb: str, arguments: Sequence[str]) -> int | None:
         try:
             return VERBS[verb](server, options)
         except ErrorReply as error:
-            return _fail(verb, error)
+            return _fail(verb, error, _suggestion(server, error, options[""]))
         except BrokenPipeError:
             return _unread()
         except OSError:
@@ -81,17 +92,27 @@ _OPTIONS: dict[str, dict[str, bool]] = {
         "--stdin": False,
         "--no-stdin": False,
     },
-    "ps": {"--sandbox": True, "--all": False, "--json": False},
+    "ps": {
+        "--sandbox": True,
+        "--all": False,
+        "--quiet": False,
+        "--filter": True,
+        "--no-trunc": False,
+        "--json": False,
+    },
     "logs": {"--sandbox": True, "--stdout": False, "--stderr": False},
+    "completion": {"--sandbox": True},
     "wait": {"--sandbox": True, "--timeout": True, "--json": False},
     "kill": {"--sandbox": True, "--force": False, "--grace": True, "--signal": True, "--json": False},
 }
-_SHORT = {"-d": "--detach", "-e": "--env", "-a": "--all", "-s": "--signal"}
+_SHORT = {"-d": "--detach", "-e": "--env", "-a": "--all", "-s": "--signal", "-q": "--quiet"}
+#: Options that may be repeated.
+_LISTS = ("--env", "--filter")
 
 
 def _parse(arguments: Sequence[str], known: dict[str, bool], *, stop_at_command: bool) -> dict[str, Any] | None:
-    """Options by name, `--env` as a list, positional arguments under ""; None if the full parser must decide."""
-    options: dict[str, Any] = {"": [], "--env": []}
+    """Options by name, those of `_LISTS` as a list, arguments under ""; None if the full parser must decide."""
+    options: dict[str, Any] = {"": [], **{name: [] for name in _LISTS}}
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
@@ -110,8 +131,8 @@ def _parse(arguments: Sequence[str], known: dict[str, bool], *, stop_at_command:
             if not rest:
                 return None
             value = rest.pop(0)
-        if name == "--env":
-            options["--env"].append(value)
+        if name in _LISTS:
+            options[name].append(value)
         elif name in options:
             return None
         else:
@@ -146,6 +167,10 @@ class JsonRpcConnection:
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
+
+    def limit_wait(self, seconds: float) -> None:
+        """Raise `TimeoutError` if the server does not reply in time."""
+        self._socket.settimeout(seconds)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -187,14 +212,26 @@ def result_of(reply: dict[str, Any]) -> Any:
     return reply.get("result")
 
 
-def _fail(verb: str, error: ErrorReply) -> int:
+def _suggestion(server: JsonRpcConnection, error: ErrorReply, ids: Sequence[str]) -> str:
+    """Return a text with the id that the caller may have meant, if the server knows no process of this id."""
+    if error.code != _UNKNOWN_PROCESS:
+        return ""
+    from holdfast.cli.support.near_ids import suggestion
+
+    try:
+        return suggestion(ids, {info["processId"] for info in server.call("process/list", {})["processes"]})
+    except (ErrorReply, OSError):
+        return ""
+
+
+def _fail(verb: str, error: ErrorReply, suggestion: str) -> int:
     """Print the server's error as the full verb would, and return its exit code."""
     from holdfast.cli.support.exit_codes import FAILED, OURS, describe, exit_code_of
     from holdfast.cli.support.text import complain
     from holdfast.errors import error_from_wire
 
     found = error_from_wire(error.code, str(error), error.data)
-    complain(describe(found))
+    complain(describe(found) + suggestion)
     return exit_code_of(found, ours=OURS if verb in ("run", "wait") else FAILED)
 
 
@@ -351,18 +388,27 @@ def _ps(server: JsonRpcConnection, options: dict[str, Any]) -> int | None:
 
     from holdfast.cli.support.running_server import may_be_helper
     from holdfast.cli.support.text import show_table
-    from holdfast.cli.verbs.process.process_listing import HEADER, Listing
+    from holdfast.cli.verbs.process.process_listing import HEADER, Filters, Listing
 
     if options[""]:
         return None
+    try:
+        filters = Filters(options["--filter"])
+    except ValueError:
+        return None  # the full verb reports it
     processes = server.call("process/list", {})["processes"]
     terminals = server.call("terminal/list", {})["terminals"] if any(info["tty"] for info in processes) else ()
     helpers = any(may_be_helper(info["argv"]) for info in processes)
-    listing = Listing(processes, terminals, server.call("environment/info", {})["holdfast"] if helpers else ())
+    holdfast = server.call("environment/info", {})["holdfast"] if helpers else ()
+    listing = Listing(processes, terminals, holdfast, filters)
+    all = "--all" in options
     if "--json" in options:
-        print(json.dumps(listing.objects(all="--all" in options), separators=(",", ":")), flush=True)
+        found = listing.ids(all=all) if "--quiet" in options else listing.objects(all=all)
+        print(json.dumps(found, separators=(",", ":")), flush=True)
+    elif "--quiet" in options:
+        print("".join(f"{id}\n" for id in listing.ids(all=all)), end="", flush=True)
     else:
-        show_table(HEADER, listing.rows(all="--all" in options, now=time.time()))
+        show_table(HEADER, listing.rows(all=all, now=time.time()), plain="--no-trunc" in options)
     return 0
 
 
@@ -440,6 +486,23 @@ def _kill(server: JsonRpcConnection, options: dict[str, Any]) -> int | None:
     return 0
 
 
+def _completion(server: JsonRpcConnection, options: dict[str, Any]) -> int | None:
+    """Print the ids of a kind. A script passes them to the shell, so ids with other characters are left out."""
+    _, *kinds = options[""]
+    kind = kinds[0] if kinds else "all"
+    server.limit_wait(_COMPLETION_SECONDS)
+    found: list[str] = []
+    if kind in ("process", "all"):
+        found += [info["processId"] for info in server.call("process/list", {})["processes"]]
+    if kind == "terminal":
+        found += [status["terminalId"] for status in server.call("terminal/list", {})["terminals"]]
+    if kind in ("shell", "all"):
+        found += [status["shellId"] for status in server.call("shell/list", {})["shells"]]
+    plain = [id for id in found if id[:1].isalnum() and all(each.isalnum() or each in "._-" for each in id)]
+    print("".join(f"{id}\n" for id in plain[-_COMPLETION_IDS:] if id.isascii()), end="", flush=True)
+    return 0
+
+
 def _number(text: str | None) -> float | None:
     try:
         value = float(text or "")
@@ -453,5 +516,6 @@ VERBS: dict[str, Callable[[JsonRpcConnection, dict[str, Any]], int | None]] = {
     "ps": _ps,
     "logs": _logs,
     "wait": _wait,
+    "completion": _completion,
     "kill": _kill,
 }

@@ -29,7 +29,7 @@ def command(
 
 
 async def _wait(sandbox: str, process_id: str, timeout: float | None, as_json: bool) -> int:
-    async with open_exec(sandbox) as api:
+    async with open_exec(sandbox, ids=[process_id]) as api:
         status = await api.wait(process_id, timeout=timeout)
     if as_json:
         ended = {} if status is None else {"exitCode": status.exit_code, "signal": status.signal}

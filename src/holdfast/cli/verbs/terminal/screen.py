@@ -32,7 +32,7 @@ def command(
 
 
 async def _screen(sandbox: str, terminal_id: str, as_json: bool) -> int:
-    async with open_exec(sandbox) as api:
+    async with open_exec(sandbox, ids=[terminal_id]) as api:
         try:
             status = await api.describe_terminal(terminal_id)
         except UnknownTerminal:

@@ -154,7 +154,7 @@ def start(
 
 
 async def _start(sandbox: str, shell_id: str, command: str, process_id: str, as_json: bool) -> int:
-    async with open_exec(sandbox) as api:
+    async with open_exec(sandbox, ids=[shell_id]) as api:
         info = await api.start_in_shell(shell_id, command, process_id)
     print(msgspec.json.encode(info).decode() if as_json else info.process_id)
     return 0
@@ -217,7 +217,7 @@ def interrupt(shell_id: ShellArgument, sandbox: SandboxOption = LOCAL, as_json: 
 
 
 async def _interrupt(sandbox: str, shell_id: str, as_json: bool) -> int:
-    async with open_exec(sandbox) as api:
+    async with open_exec(sandbox, ids=[shell_id]) as api:
         ran = await api.interrupt_shell(shell_id)
     _report(shell_id, "wasRunning", ran, as_json)
     return 0
@@ -239,7 +239,7 @@ def output(
 
 
 async def _output(sandbox: str, shell_id: str, follow: bool, since: int, as_json: bool) -> int:
-    async with open_exec(sandbox) as api:
+    async with open_exec(sandbox, ids=[shell_id]) as api:
         status = await api.describe_shell(shell_id)
         ends = {"stdout": status.stdout_bytes, "stderr": status.stderr_bytes}
         await print_output(api, shell_id, None if follow else ends, since=since, as_json=as_json)
@@ -261,7 +261,7 @@ def close(
 
 
 async def _close(sandbox: str, shell_id: str, keep: bool, grace: float, as_json: bool) -> int:
-    async with open_exec(sandbox) as api:
+    async with open_exec(sandbox, ids=[shell_id]) as api:
         was_open = (await api.describe_shell(shell_id)).state != "closed"
         # Also a closed one: if the shell ended by itself, its background jobs may still run.
         await api.close_shell(shell_id, keep=keep, grace=grace)

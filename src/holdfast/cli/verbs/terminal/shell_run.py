@@ -84,7 +84,7 @@ async def _run(sandbox: str, shell_id: str, spec: CommandSpec, stdin: bool, as_j
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     if stdin:
         spec = msgspec.structs.replace(spec, input=await _read_input())
-    async with open_exec(sandbox) as api:
+    async with open_exec(sandbox, ids=[shell_id]) as api:
         if as_json:
             tails = _Tails()
             ended = await _follow(api, shell_id, spec, tails)
