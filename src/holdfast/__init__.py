@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig as ExecServerConfig
     from holdfast.errors import (
         CallerError as CallerError,
+        CommandFailed as CommandFailed,
         HoldfastError as HoldfastError,
         ProcessError as ProcessError,
         SandboxError as SandboxError,
@@ -108,6 +109,7 @@ _HOMES = {
     "holdfast.config": ("ExecServerConfig",),
     "holdfast.errors": (
         "CallerError",
+        "CommandFailed",
         "HoldfastError",
         "ProcessError",
         "SandboxError",
