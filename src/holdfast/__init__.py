@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         StderrChunk as StderrChunk,
         StdoutChunk as StdoutChunk,
     )
+    from holdfast.client.files.edits import PatchedFile as PatchedFile
     from holdfast.client.files.trees import Skipped as Skipped, Transferred as Transferred
     from holdfast.client.process import Process as Process
     from holdfast.client.sandbox import Sandbox as Sandbox, connect as connect
@@ -97,6 +98,7 @@ _HOMES = {
     "holdfast.client.screen.screen": ("Screen",),
     "holdfast.client.shell": ("CommandResult", "Shell"),
     "holdfast.client.terminal": ("Terminal", "TerminalMatch", "TerminalResult"),
+    "holdfast.client.files.edits": ("PatchedFile",),
     "holdfast.client.files.trees": ("Skipped", "Transferred"),
     "holdfast.client.unified_exec": (
         "ExecCommandBegin",

@@ -18,7 +18,8 @@
     │   ├── ShellClosed            -32010  the shell has ended; the message has the reason
     │   ├── UnknownTerminal        -32011
     │   ├── TerminalClosed         -32012  its program has ended; the message has the reason
-    │   └── UnknownService         -32014  the host offers no service with this name and instance
+    │   ├── UnknownService         -32014  the host offers no service with this name and instance
+    │   └── EditConflict           -32015  a file does not have the content that an edit or a patch expects
     ├── SandboxError               the sandbox could not do it
     │   ├── InternalError          -32603  a bug of holdfast
     │   ├── CwdNotFound            -32020
@@ -182,6 +183,15 @@ class UnknownService(CallerError):
     """The host offers no service with this name and instance, or no longer does."""
 
     code = -32014
+
+
+class EditConflict(CallerError):
+    """A file does not have the content that an edit or a patch expects.
+
+    `details` has the `path`, and the number of the `hunk` for a patch.
+    """
+
+    code = -32015
 
 
 class SandboxError(HoldfastError):

@@ -460,6 +460,8 @@ class Sandbox(_Closing[sandbox.Sandbox]):
     read_text = _Blocking(sandbox.Sandbox.read_text)
     open_read = _Streaming(sandbox.Sandbox.open_read)
     write_file = _Blocking(sandbox.Sandbox.write_file)
+    edit = _Blocking(sandbox.Sandbox.edit)
+    apply_patch = _Blocking(sandbox.Sandbox.apply_patch)
     list_dir = _Blocking(sandbox.Sandbox.list_dir)
     stat = _Blocking(sandbox.Sandbox.stat)
     exists = _Blocking(sandbox.Sandbox.exists)
