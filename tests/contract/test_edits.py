@@ -127,7 +127,7 @@ class FailsAtSecondCommit:
 
 
 async def test_a_rename_that_fails_restores_the_files_before_it(box: Sandbox, place: Path) -> None:
-    edits = Edits(FailsAtSecondCommit(box.api.files), box.read_file, None)  # type: ignore[arg-type]
+    edits = Edits(FailsAtSecondCommit(box.api.files), box.read_file, None)
     with pytest.raises(FileError, match="the device failed"):
         await edits.apply(two_files(), None, lambda name: str(place / name))
     assert contents(place) == {"f": "a\n", "sub/g": "b\n"}
@@ -135,7 +135,7 @@ async def test_a_rename_that_fails_restores_the_files_before_it(box: Sandbox, pl
 
 async def test_a_file_that_another_program_changes_meanwhile_is_not_replaced(box: Sandbox, place: Path) -> None:
     files = FailsAtSecondCommit(box.api.files, lambda: (place / "sub" / "g").write_text("of another\n"))
-    edits = Edits(files, box.read_file, None)  # type: ignore[arg-type]
+    edits = Edits(files, box.read_file, None)
     with pytest.raises(EditConflict, match="sub/g: another program changed it meanwhile"):
         await edits.apply(two_files(), None, lambda name: str(place / name))
     assert contents(place) == {"f": "a\n", "sub/g": "of another\n"}

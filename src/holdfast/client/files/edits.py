@@ -71,7 +71,8 @@ def replaced_text(path: str, content: bytes, old: str | bytes, new: str | bytes,
 
 def _lines_of(content: bytes, text: bytes) -> list[int]:
     """The lines of the first five occurrences."""
-    lines, at = [], -len(text)
+    lines: list[int] = []
+    at = -len(text)
     while len(lines) < 5 and (at := content.find(text, at + len(text))) >= 0:
         lines.append(content.count(b"\n", 0, at) + 1)
     return lines
@@ -106,7 +107,10 @@ class Edits:
         for name in names:
             before[name] = await self._before(resolve(name))
             size = _bounded(size + len(before[name].content or b""))
-        states = {name: FileState(each.content, each.info and each.info.mode) for name, each in before.items()}
+        states = {
+            name: FileState(each.content, None if each.info is None else each.info.mode)
+            for name, each in before.items()
+        }
         after = apply_patches(patches, states)
         # A file that is created and removed by the same patch is no change.
         after = {name: state for name, state in after.items() if {state.content, before[name].content} != {None}}
