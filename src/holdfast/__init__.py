@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         StderrChunk as StderrChunk,
         StdoutChunk as StdoutChunk,
     )
+    from holdfast.client.files.edits import PatchedFile as PatchedFile
     from holdfast.client.files.trees import Skipped as Skipped, Transferred as Transferred
     from holdfast.client.process import Process as Process
     from holdfast.client.sandbox import Sandbox as Sandbox, connect as connect
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig as ExecServerConfig
     from holdfast.errors import (
         CallerError as CallerError,
+        CommandFailed as CommandFailed,
         HoldfastError as HoldfastError,
         ProcessError as ProcessError,
         SandboxError as SandboxError,
@@ -100,6 +102,7 @@ _HOMES = {
     "holdfast.client.screen.screen": ("Screen",),
     "holdfast.client.shell": ("CommandResult", "Shell"),
     "holdfast.client.terminal": ("Terminal", "TerminalMatch", "TerminalResult"),
+    "holdfast.client.files.edits": ("PatchedFile",),
     "holdfast.client.files.trees": ("Skipped", "Transferred"),
     "holdfast.client.unified_exec": (
         "ExecCommandBegin",
@@ -112,6 +115,7 @@ _HOMES = {
     "holdfast.config": ("ExecServerConfig",),
     "holdfast.errors": (
         "CallerError",
+        "CommandFailed",
         "HoldfastError",
         "ProcessError",
         "SandboxError",

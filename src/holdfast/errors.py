@@ -18,7 +18,8 @@
     │   ├── ShellClosed            -32010  the shell has ended; the message has the reason
     │   ├── UnknownTerminal        -32011
     │   ├── TerminalClosed         -32012  its program has ended; the message has the reason
-    │   └── UnknownService         -32014  the host offers no service with this name and instance
+    │   ├── UnknownService         -32014  the host offers no service with this name and instance
+    │   └── EditConflict           -32015  a file does not have the content that an edit or a patch expects
     ├── SandboxError               the sandbox could not do it
     │   ├── InternalError          -32603  a bug of holdfast
     │   ├── CwdNotFound            -32020
@@ -38,7 +39,8 @@
     ├── ProcessError               the command itself
     │   ├── CommandNotFound        -32040  also Python's FileNotFoundError; exit code 127 on the command line
     │   ├── NotExecutable          -32041  also Python's PermissionError; exit code 126
-    │   └── TimeoutError           -32042  also Python's TimeoutError; exit code 124
+    │   ├── TimeoutError           -32042  also Python's TimeoutError; exit code 124
+    │   └── CommandFailed          -32044  a checked command ended with a non-zero exit code
     └── TransportError             the connection between caller and sandbox
         ├── ConnectionLost         -32060
         └── HandshakeFailed        -32061
@@ -184,6 +186,15 @@ class UnknownService(CallerError):
     code = -32014
 
 
+class EditConflict(CallerError):
+    """A file does not have the content that an edit or a patch expects.
+
+    `details` has the `path`, and the number of the `hunk` for a patch.
+    """
+
+    code = -32015
+
+
 class SandboxError(HoldfastError):
     """The sandbox could not do it."""
 
@@ -323,6 +334,32 @@ class TimeoutError(ProcessError, builtins.TimeoutError):
         super().__init__(message, **printed, **details)
         self.stdout = stdout
         self.stderr = stderr
+
+
+class CommandFailed(ProcessError):
+    """A command of `exec(..., check=True)` ended with a non-zero exit code.
+
+    `result` is its `ExecResult`; `exit_code`, `stdout` and `stderr` are those of the result.
+    """
+
+    code = -32044
+
+    def __init__(
+        self,
+        message: str,
+        /,
+        *,
+        exit_code: int = -1,
+        stdout: str = "",
+        stderr: str = "",
+        result: Any = None,
+        **details: Any,
+    ) -> None:
+        super().__init__(message, exit_code=exit_code, **details)
+        self.exit_code = exit_code
+        self.stdout = stdout
+        self.stderr = stderr
+        self.result = result
 
 
 class TransportError(HoldfastError):

@@ -481,6 +481,8 @@ class Sandbox(_Closing[sandbox.Sandbox]):
     read_text = _Blocking(sandbox.Sandbox.read_text)
     open_read = _Streaming(sandbox.Sandbox.open_read)
     write_file = _Blocking(sandbox.Sandbox.write_file)
+    edit = _Blocking(sandbox.Sandbox.edit)
+    apply_patch = _Blocking(sandbox.Sandbox.apply_patch)
     list_dir = _Blocking(sandbox.Sandbox.list_dir)
     stat = _Blocking(sandbox.Sandbox.stat)
     exists = _Blocking(sandbox.Sandbox.exists)
@@ -603,8 +605,13 @@ class UnifiedExec(_Closing[unified_exec.UnifiedExec]):
 
     exec_command = _Blocking(unified_exec.UnifiedExec.exec_command)
     write_stdin = _Blocking(unified_exec.UnifiedExec.write_stdin)
+    call = _Blocking(unified_exec.UnifiedExec.call)
     terminate = _Blocking(unified_exec.UnifiedExec.terminate)
     close = _Blocking(unified_exec.UnifiedExec.aclose)
+
+    def tools(self, format: unified_exec.ToolFormat = "json-schema") -> list[dict[str, Any]]:
+        """The definitions of both tools for a request to a model, in the format of its provider."""
+        return self._inner.tools(format)
 
     def sessions(self) -> dict[int, Process]:
         """The processes whose end no call has returned yet, by session id."""

@@ -1,11 +1,15 @@
-"""`exec_remote` with an id finds its command again; results of any size have a short `repr`."""
+"""`exec_remote` with an id finds its command again; failed commands raise; results have a short `repr`."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
+
 import pytest
 
-from holdfast import Completed, ExecRemoteOptions, Sandbox, StdoutChunk
+from holdfast import CommandFailed, Completed, ExecRemoteOptions, ExecResult, ProcessError, Sandbox, StdoutChunk
 from holdfast.errors import DuplicateProcess
+from tests.support.servers import RunningServer
 
 
 async def test_a_restarted_script_finds_its_command_by_its_id(box: Sandbox) -> None:
@@ -43,3 +47,41 @@ async def test_the_repr_of_a_result_is_bounded(box: Sandbox) -> None:
     for each in (completed, result):
         assert len(repr(each)) < 20_000
         assert "2998000 more" in repr(each)
+
+
+#: Prints the pid of its command, then waits for the command to end.
+SCRIPT = """
+import asyncio, sys, holdfast
+async def main():
+    async with holdfast.connect(sys.argv[1]) as box:
+        options = holdfast.ExecRemoteOptions(id="of-a-script")
+        async for event in box.exec_remote(["sh", "-c", "echo $$; exec sleep 1000"], options):
+            print(event.data, end="", flush=True)
+asyncio.run(main())
+"""
+
+
+async def test_a_script_that_was_killed_finds_its_command_again(server: RunningServer) -> None:
+    pids = []
+    for _ in range(2):
+        script = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", SCRIPT, server.address("unix"), stdout=asyncio.subprocess.PIPE
+        )
+        assert script.stdout is not None
+        pids.append(await script.stdout.readline())
+        script.kill()
+        await script.wait()
+    assert pids[0] == pids[1] != b""
+
+
+async def test_a_checked_command_that_fails_raises_its_result(box: Sandbox) -> None:
+    assert (await box.exec(["echo", "fine"], check=True)).stdout == "fine\n"
+    with pytest.raises(CommandFailed, match=r"exit code 3 from sh -c .*: the reason") as caught:
+        await box.exec(["sh", "-c", "echo out; echo first >&2; echo the reason >&2; exit 3"], check=True)
+    error = caught.value
+    assert (error.exit_code, error.stdout, error.stderr) == (3, "out\n", "first\nthe reason\n")
+    assert isinstance(error.result, ExecResult)
+    assert error.result.stdout_bytes == b"out\n"
+    assert isinstance(error, ProcessError)
+    with pytest.raises(CommandFailed, match="exit code 127"):
+        await box.exec(["no-such-program"], check=True, start_errors="result")

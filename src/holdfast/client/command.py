@@ -21,6 +21,7 @@ from holdfast.client.process import write_pieces
 from holdfast.errors import (
     EXIT_NOT_EXECUTABLE,
     EXIT_NOT_FOUND,
+    CommandFailed,
     CommandNotFound,
     DuplicateProcess,
     HoldfastError,
@@ -38,6 +39,8 @@ from holdfast.types import Exited, OutputChunk, OutputGap, ProcessInfo, ProcessS
 StartErrors = Literal["raise", "result"]
 #: The retained output of each stream of a command: the most recent part.
 OUTPUT_LIMIT_BYTES: Final = 10 * MIB
+#: The length of a command or a line of stderr in the message of an error: a screen's two or three lines.
+SHOWN_CHARACTERS: Final = 200
 #: How long to wait for the exit event of a killed command. The kill returns when no process is left, so this time
 #: passes only if the sandbox does not answer.
 _END_AFTER_KILL_SECONDS: Final = 5.0
@@ -142,14 +145,33 @@ def result_of(printed: StreamTails, exit_code: int) -> ExecResult:
 def timeout_error(printed: StreamTails, argv: Sequence[str], timeout: float, *retries: float) -> TimeoutError:
     """The error with the timeout that the caller gave and that of each further attempt."""
     so_far = result_of(printed, -1)
-    command = shlex.join(argv)
-    shown = command if len(command) <= 200 else command[:200] + "..."
     again = f", nor when repeated for {' and '.join(f'{each:g} s' for each in retries)}" if retries else ""
     return TimeoutError(
-        f"not ended within {timeout:g} s{again}, so it was killed with all that it had started: {shown}",
+        f"not ended within {timeout:g} s{again}, so it was killed with all that it had started: "
+        + _shown_command(argv),
         stdout=so_far.stdout,
         stderr=so_far.stderr,
     )
+
+
+def check_result(argv: Sequence[str], result: ExecResult) -> None:
+    """Raise `CommandFailed` for a non-zero exit code. The message has the last line of stderr, the usual reason."""
+    if result.success:
+        return
+    lines = result.stderr.rstrip().splitlines()
+    reason = f": {lines[-1][:SHOWN_CHARACTERS]}" if lines else ""
+    raise CommandFailed(
+        f"exit code {result.exit_code} from {_shown_command(argv)}{reason}",
+        exit_code=result.exit_code,
+        stdout=result.stdout,
+        stderr=result.stderr,
+        result=result,
+    )
+
+
+def _shown_command(argv: Sequence[str]) -> str:
+    command = shlex.join(argv)
+    return command if len(command) <= SHOWN_CHARACTERS else command[:SHOWN_CHARACTERS] + "..."
 
 
 async def kill_now(api: ExecApi, process_id: str) -> None:

@@ -18,6 +18,7 @@ from holdfast.client.command import (
     ExecResult,
     StartErrors,
     check_command,
+    check_result,
     kill_now,
     retry_timeouts,
     run_command,
@@ -181,6 +182,7 @@ class Sandbox(SandboxFiles):
         concurrency: bool = True,
         merge_stderr: bool = False,
         start_errors: StartErrors = "raise",
+        check: bool = False,
     ) -> ExecResult:
         """Run a command to its end and return its output and exit code.
 
@@ -189,7 +191,8 @@ class Sandbox(SandboxFiles):
         `TimeoutError` has the output of the last attempt. With `concurrency` at most 64 commands run at a time, and
         the timeout counts from the start of this one. `merge_stderr` puts stderr into stdout, in the printed order.
         A command that cannot be started raises `CommandNotFound` or `NotExecutable`; with `start_errors="result"`
-        it ends with exit code 127 or 126 and the reason on stderr, as in a shell.
+        it ends with exit code 127 or 126 and the reason on stderr, as in a shell. With `check` a non-zero exit code
+        raises `CommandFailed`, which has the result.
         """
         argv = check_command(cmd)
         options = ExecRemoteOptions(
@@ -203,7 +206,10 @@ class Sandbox(SandboxFiles):
             merge_stderr=merge_stderr,
             start_errors=start_errors,
         )
-        return await self._run(argv, options)
+        result = await self._run(argv, options)
+        if check:
+            check_result(argv, result)
+        return result
 
     @overload
     def exec_remote(

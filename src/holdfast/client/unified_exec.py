@@ -12,18 +12,29 @@ import codecs
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from holdfast.client.collect import MIB, Collected, HeadTailBuffer
 from holdfast.client.defaults import StrPath
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
+from holdfast.client.tool_formats import (
+    ExecCommandArguments,
+    ToolFormat as ToolFormat,
+    definitions,
+    parse_arguments,
+    parse_call,
+    result,
+)
 from holdfast.errors import (
     HoldfastError,
     InternalError,
     InvalidParams,
     LimitReached,
+    SandboxGone,
+    ShuttingDown,
     StdinClosed,
+    TransportError,
     UnknownProcess,
 )
 from holdfast.types import Exited, ExitStatus, OutputChunk, OutputGap, Stream, Struct, TerminalSize
@@ -196,6 +207,34 @@ class UnifiedExec:
                 await self._type(session, chars)
             return await self._window(session, began, yield_time_ms, max_output_bytes)
 
+    def tools(self, format: ToolFormat = "json-schema") -> list[dict[str, Any]]:
+        """The definitions of both tools for a request to a model, in the format of its provider."""
+        return definitions(format)
+
+    async def call(self, call: object, format: ToolFormat = "json-schema") -> dict[str, Any]:
+        """Execute a tool call of a model, a dict or an SDK's object, and return its result in the same format.
+
+        An error that the model can correct is a result: a wrong argument, an unknown session, a missing directory.
+        A lost connection or sandbox is raised.
+        """
+        parsed = parse_call(call, format)
+        try:
+            arguments = parse_arguments(parsed)
+            window = {
+                "yield_time_ms": arguments.yield_time_ms,
+                "max_output_bytes": arguments.max_output_bytes,
+            }
+            if isinstance(arguments, ExecCommandArguments):
+                workdir = arguments.workdir or None
+                output = await self.exec_command(arguments.cmd, workdir=workdir, tty=arguments.tty, **window)
+            else:
+                output = await self.write_stdin(arguments.session_id, arguments.chars, **window)
+        except (TransportError, SandboxGone, ShuttingDown):
+            raise
+        except HoldfastError as error:
+            return result(parsed, format, {"error": error.message}, failed=True)
+        return result(parsed, format, _shown(output), failed=False)
+
     async def terminate(self, session_id: int) -> None:
         """End a session's command and everything that it started; the end is reported as usual."""
         await _end(self._session(session_id))
@@ -347,6 +386,12 @@ class UnifiedExec:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": f"on_event failed for {type(event).__name__}", "exception": error}
             )
+
+
+def _shown(output: ToolOutput) -> dict[str, Any]:
+    """The parts of a result that a model needs."""
+    end = {"exit_code": output.exit_code} if output.session_id is None else {"session_id": output.session_id}
+    return {**end, "output": output.output, "wall_time": round(output.wall_time, 2)}
 
 
 async def _end(session: _Session) -> None:

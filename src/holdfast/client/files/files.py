@@ -16,7 +16,8 @@ from typing import IO, Final
 import msgspec
 
 from holdfast.client.clean_up import clean_up
-from holdfast.client.defaults import Defaults, Path
+from holdfast.client.defaults import Defaults, Path, path_text
+from holdfast.client.files.edits import Edits, PatchedFile
 from holdfast.client.files.in_flight import InFlight
 from holdfast.errors import (
     FileError,
@@ -112,6 +113,32 @@ class SandboxFiles:
         await write_pieces(
             self._api.files, name, content_pieces(data), wanted, make_parents=make_parents, user=user
         )
+
+    async def edit(
+        self, path: Path, old: str | bytes, new: str | bytes, count: int = 1, *, user: str | None = None
+    ) -> None:
+        """Replace the text `old` by `new`, byte for byte; the file must contain it exactly `count` times.
+
+        `EditConflict` if it occurs more or less often, or if another program changes the file meanwhile.
+        """
+        user = self._defaults.user(user)
+        await self._edits(user).edit(self._defaults.path(path), old, new, count)
+
+    async def apply_patch(
+        self, patch: str | bytes, *, cwd: Path | None = None, strip: int | None = None, user: str | None = None
+    ) -> tuple[PatchedFile, ...]:
+        """Apply a unified diff to the files below `cwd`: all of them, or none. Returns the changed files.
+
+        Every old line of a hunk must be present, byte for byte; the line numbers may be wrong if there is only one
+        such place. `EditConflict` names the file and the hunk. `strip` is the number of leading directories to
+        remove from names, by default the `a/` and `b/` of git.
+        """
+        top = "" if cwd is None else path_text(cwd, "cwd")
+        edits = self._edits(self._defaults.user(user))
+        return await edits.apply(patch, strip, lambda name: self._defaults.path(os.path.join(top, name)))
+
+    def _edits(self, user: str | None) -> Edits:
+        return Edits(self._api.files, lambda path: self.read_file(path, user=user), user)
 
     async def list_dir(
         self, path: Path = ".", *, recursive: bool = False, user: str | None = None

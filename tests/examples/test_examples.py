@@ -1,0 +1,116 @@
+"""The programs of examples/ run: the agent against a scripted model, pdb, and an evaluation that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.fleet.directories import DIRECTORY_VARIABLE
+from holdfast.fleet.fleet import Fleet
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def chat(**message: Any) -> bytes:
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": None, **message}}
+    reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "scripted", "choices": [choice]}
+    return json.dumps(reply).encode()
+
+
+class ScriptedModel:
+    """An endpoint with Chat Completions: first a tool call, then the output of that call as the reply."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+        request = json.loads(await reader.readexactly(length))
+        self.requests.append(request)
+        last = request["messages"][-1]
+        if last["role"] == "tool":
+            body = chat(content=f"The result is {json.loads(last['content'])['output']}")
+        else:
+            function = {"name": "exec_command", "arguments": json.dumps({"cmd": "echo $((6 * 7))"})}
+            body = chat(tool_calls=[{"id": "c1", "type": "function", "function": function}])
+        kind = "content-type: application/json\r\nconnection: close"
+        writer.write(f"HTTP/1.1 200 OK\r\n{kind}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+def fleet_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory for the sandboxes of one test; its path is short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="hf-") as directory:
+        monkeypatch.setenv(DIRECTORY_VARIABLE, directory)
+        yield Path(directory)
+
+
+def processes() -> list[str]:
+    """The command lines of all processes."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes().decode(errors="replace"))
+    return found
+
+
+async def output_of(name: str, *args: str, **env: str) -> str:
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, str(EXAMPLES / name), *args, env=os.environ | env, stdout=asyncio.subprocess.PIPE
+    )
+    printed, _ = await asyncio.wait_for(program.communicate(), 120)
+    assert program.returncode == 0
+    return printed.decode()
+
+
+async def test_the_coding_agent_calls_tools_until_it_replies() -> None:
+    model = ScriptedModel()
+    server = await asyncio.start_server(model.answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    try:
+        printed = await output_of(
+            "coding_agent.py", "inprocess", "scripted", "compute", OPENAI_API_KEY="none", OPENAI_BASE_URL=url
+        )
+    finally:
+        server.close()
+    assert printed == "The result is 42\n\n"
+    assert [tool["function"]["name"] for tool in model.requests[0]["tools"]] == ["exec_command", "write_stdin"]
+
+
+async def test_the_debugger_prints_variables() -> None:
+    printed = await output_of("debugger.py", "inprocess")
+    assert "(9, [1, 2, 6])" in printed
+
+
+async def test_an_evaluation_that_was_killed_continues_and_leaves_nothing(
+    tmp_path: Path, fleet_directory: Path
+) -> None:
+    results = tmp_path / "results.jsonl"
+    command = [sys.executable, str(EXAMPLES / "evaluation.py"), "local", str(results)]
+    killed = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert killed.stdout is not None
+    first = (await asyncio.wait_for(killed.stdout.readline(), 120)).decode().strip()
+    killed.kill()
+    await killed.wait()
+    again = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await asyncio.wait_for(again.communicate(), 240)
+    assert again.returncode == 0
+    assert first not in printed.decode().split()
+    found = [json.loads(line) for line in results.read_text().splitlines()]
+    assert sorted(each["task"] for each in found) == [f"task-{number:02}" for number in range(1, 21)]
+    assert all(each["passed"] for each in found)
+    async with Fleet("local") as fleet:
+        assert not await fleet.list(labels={"run": str(results)})
+    assert not [process for process in processes() if str(fleet_directory) in process]
