@@ -14,6 +14,7 @@ import pytest
 import holdfast
 from holdfast.client.sandbox import Sandbox, open_exec
 from holdfast.errors import ConnectionLost, ResourceExhausted, SandboxError, SandboxGone, UnknownProcess
+from holdfast.sandboxes import target
 from holdfast.sandboxes.install import installation
 from holdfast.service.api import CreateRequest
 from holdfast.service.clock import SystemClock
@@ -145,18 +146,28 @@ async def test_a_server_that_finds_no_place_is_an_error_that_names_every_directo
 async def test_a_cut_while_the_server_is_put_in_is_a_pause(
     fresh: Kubectl, exit_code: int, heard: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(installation, "_RETRY_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(installation, "RETRY_SECONDS", (0.01, 0.01))
     fresh.cut(after=2_000_000, exit_code=exit_code, when=UNPACKING, heard=heard, times=2)
     await says_hello()
     assert fresh.faults_left == 0
 
 
 async def test_cuts_without_end_are_told_as_such(fresh: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "_RETRY_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(installation, "RETRY_SECONDS", (0.01, 0.01))
     fresh.cut(after=1000, exit_code=1, when=UNPACKING, times=3)
     with pytest.raises(ConnectionLost, match=r"team/web: the connection was cut .* 3 times: error: unexpected EOF"):
         await says_hello()
     await says_hello()
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+async def test_a_cut_of_the_first_boot_command_is_a_pause(
+    fresh: Kubectl, exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "RETRY_SECONDS", (0.01, 0.01))
+    fresh.cut(after=0, exit_code=exit_code, when="uname", times=2)
+    await says_hello()
+    assert fresh.faults_left == 0
 
 
 # --- containers that come back, and pods that do not -------------------------------------------------------------

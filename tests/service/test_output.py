@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 from hypothesis import given, strategies as st
 
-from holdfast.service.api import Chunk, CreateRequest
+from holdfast.service.api import CreateRequest
 from holdfast.service.positions import FINISHED, Position, read_token, write_token
 from holdfast.service.problems import BadToken
-from holdfast.service.sessions.backend.output import command_chunks, terminal_chunks, unfinished_line
+from holdfast.service.sessions.backend.output import command_chunks, terminal_chunks
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.testing import FakeClock, FakeExec, by_hand
 from holdfast.types import OutputChunk, OutputGap, ReadResult, TerminalEvent, TerminalRead
@@ -62,18 +62,6 @@ def test_truncation_of_a_terminal_is_told_in_bytes_although_events_count_as_posi
         (False, 0, b"after"),
     ]
     assert piece.position == Position(seq=135, printed=105)
-
-
-def test_prompt_detection_of_a_program_is_its_unfinished_line() -> None:
-    def chunks(*payloads: bytes) -> list[Chunk]:
-        return [Chunk("s", "", 0.0, "BUSY", payload=payload) for payload in payloads]
-
-    assert unfinished_line(chunks(b"hello\r\n>>> ")) == ">>> "
-    assert unfinished_line(chunks(b"hello\r\nNa", b"me: ")) == "Name: "
-    assert unfinished_line(chunks(b"done\r\n")) == ""
-    assert unfinished_line(chunks(b"make\r\n\x1b[?2004l\r")) == ""
-    assert unfinished_line(chunks(b"\x1b]0;title\x07\x1b[1;32m(Pdb)\x1b[0m ")) == "(Pdb) "
-    assert unfinished_line([*chunks(b">>> "), Chunk("s", "", 0.0, "IDLE", exit_code=0)]) == ""
 
 
 def _recorded(*chunks: OutputChunk, gap: tuple[OutputGap, ...] = (), exited: bool = True) -> ReadResult:

@@ -13,7 +13,7 @@ from holdfast.client.sandbox import open_exec
 from holdfast.config import ExecServerConfig
 from holdfast.exec_api import ExecApi
 from holdfast.runtime.local import LocalExec
-from holdfast.service.api import AuditFilter, Control, CreateRequest, PolicyRequest, RunRequest
+from holdfast.service.api import AuditFilter, Control, CreateRequest, PolicyRequest, PromptInfo, RunRequest
 from holdfast.service.problems import NotNow
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.store import Store
@@ -124,6 +124,43 @@ async def test_a_password_prompt_is_told_and_its_input_not_written_down(
     rows, _ = await store.rows()
     assert not any("correct horse" in row.body for row in rows)
     assert any('"hidden":true' in row.body for row in rows if row.kind == "input")
+
+
+class _ReadingExec(LocalExec):
+    """Counts the reads with `until`. A server that predates the parameter ignores it."""
+
+    def __init__(self, config: ExecServerConfig, *, predates_until: bool) -> None:
+        super().__init__(config)
+        self.reads, self._predates_until = 0, predates_until
+
+    async def read_terminal(self, *arguments: Any, **options: Any) -> Any:
+        self.reads += options.get("until") is not None
+        if self._predates_until:
+            options.pop("until", None)
+        return await super().read_terminal(*arguments, **options)
+
+
+@pytest.mark.parametrize("predates_until", [False, True])
+async def test_the_prompt_of_a_program_needs_one_call_for_each_read(
+    store: Store, tmp_path: Path, predates_until: bool
+) -> None:
+    api = _ReadingExec(ExecServerConfig(spool_directory=str(tmp_path / "spool")), predates_until=predates_until)
+    async with running(make_manager(store, connecting(api))) as manager:
+        created = await manager.create(ANN, CreateRequest())
+        session_id, token, reads = created.view.record.session_id, created.token, 0
+        await manager.send_input(ANN, session_id, b"read -rp 'Name: ' name\n")
+        async with asyncio.timeout(60):
+            while True:
+                found = await manager.read_output(ANN, session_id, since=token, wait=0.2 if predates_until else 30)
+                reads, token = reads + 1, found.token
+                if prompts := [chunk.prompt for chunk in found.chunks if chunk.prompt]:
+                    break
+        assert api.reads == reads
+        assert prompts == [PromptInfo("" if predates_until else "Name: ", awaiting_input=True)]
+        # The prompt is reported once at a position.
+        again = await manager.read_output(ANN, session_id, since=token)
+        assert (again.chunks, again.token, again.state) == ((), token, "BUSY")
+    await api.shutdown(0)
 
 
 async def test_long_running_process_is_stopped_by_a_control_action(manager: SessionManager) -> None:

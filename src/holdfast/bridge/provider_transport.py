@@ -3,7 +3,9 @@
 httpx's own transport passes each piece of a stream through a dozen layers. Measured beside it in one run (`python
 -m bench --only bridge-call bridge-streams`, two busy cores): a call through the bridge adds 2.2 ms instead of 2.9,
 the first token 2.6 ms instead of 3.2 (the target is 3), and 100 paced streams pass 4,300 to 5,700 events a second
-instead of 1,500. Touches only the provider's sockets; unused where the environment names a proxy.
+instead of 1,500. Under the highest load both miss the target of the first token: 3.48 ms instead of 4.96, and of
+three runs one met the target of the streams. Touches only the provider's sockets; unused where the environment
+names a proxy.
 """
 
 from __future__ import annotations

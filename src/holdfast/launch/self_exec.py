@@ -59,7 +59,7 @@ def in_bundle(directory: str) -> list[str]:
 
 
 def loader_in_bundle(directory: str) -> list[str]:
-    """The loader of the bundle in `directory`; the caller adds a program that needs the C library alone."""
+    """The command of the loader of the bundle in `directory`; the caller appends a program that needs only libc."""
     return [os.path.join(directory, LOADER), "--library-path", os.path.join(directory, LIBRARIES)]
 
 

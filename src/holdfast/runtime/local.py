@@ -93,7 +93,7 @@ class LocalExec:
         durability: Durability | None = None,
     ) -> None:
         """`adopt_orphans` makes this process the subreaper of its descendants: right for a server, not in a user's
-        program. `open_files` is the descriptor limit of processes, if the server's own was raised. With a
+        program. `open_files` is the descriptor limit of processes, if the server's own was raised. With
         `durability`, processes outlive this process."""
         self.config = config or ExecServerConfig()
         environ = os.environ if environ is None else environ

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import logging
 import os
 import re
 import shlex
@@ -18,10 +19,12 @@ from typing import Any, ClassVar, Final, Self
 
 from holdfast.errors import ConnectionLost, HandshakeFailed, HoldfastError, InvalidParams, SandboxError, SandboxGone
 from holdfast.sandboxes.host_command import Outcome, run_host_command
-from holdfast.sandboxes.install.installation import FOUND, MISSING, BundleChoice, Installation
+from holdfast.sandboxes.install.installation import FOUND, MISSING, RETRY_SECONDS, BundleChoice, Installation
 from holdfast.transport import stdio
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.transport.stdio import without_queries
+
+log = logging.getLogger(__name__)
 
 #: Patterns of an engine's error output, each with its meaning.
 Signs = tuple[tuple[re.Pattern[str], str], ...]
@@ -102,13 +105,21 @@ class CommandTarget(SandboxTarget):
     # --- the channel -----------------------------------------------------------------------------------------
 
     async def dial(self, receiver: Receiver) -> Channel:
-        """Run the boot command, which becomes the channel; if it finds no server, install one and run it again."""
-        try:
-            return await self._run_boot(receiver)
-        except ConnectionLost as ended:
-            code, text = int(ended.details.get("exit_code", 0)), str(ended.details.get("words", ""))
-            if code != MISSING and not self.lacks_program(code, text):
-                raise
+        """Run the boot command, which becomes the channel; if it finds no server, install one and run it again.
+
+        The boot command changes nothing inside, so one that was cut off before its report is run again.
+        """
+        for wait in (*RETRY_SECONDS, None):
+            try:
+                return await self._run_boot(receiver)
+            except ConnectionLost as ended:
+                code, text = int(ended.details.get("exit_code", 0)), str(ended.details.get("words", ""))
+                if code == MISSING or self.lacks_program(code, text):
+                    break
+                if wait is None or not self.installation.has_shell:
+                    raise
+                log.info("%s: the boot command was cut off and is run again: %s", self.address, ended)
+            await asyncio.sleep(wait)
         await self.installation.install(self, text)
         return await self._run_boot(receiver)
 

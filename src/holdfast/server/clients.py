@@ -77,7 +77,7 @@ class ClientRegistry:
         self._called_at = time.monotonic()
 
     def note_call(self, method: str) -> None:
-        """Note the time of a client's call. Questions about the server itself do not count as use."""
+        """Note the time of a client's call. A call that only observes the server is not use."""
         if method not in _OBSERVING:
             self._called_at = time.monotonic()
 

@@ -208,8 +208,9 @@ async def dial(
     """Run `argv` and use its stdin and stdout as a channel. `env` is its whole environment; None: this process's.
 
     The error of a lost connection has the end of the command's stderr and `name` (default: the whole command);
-    `explain` may replace it. With a `report`, which needs `explain`, returns once the command printed that line, or
-    raises the error of its end. The command gets its own session, so that a Ctrl-C at the terminal does not end it.
+    `explain` may replace it. With a `report`, which needs `explain`, the function returns once the command printed
+    that line, and raises the error of `explain` if the command exits first. The command gets its own session, so
+    that a Ctrl-C at the terminal does not end it.
     """
     if not argv:
         raise InvalidParams("a command address needs at least the command's name")

@@ -102,8 +102,8 @@ class UnixListener:
 
 
 class AdoptedListener(UnixListener):
-    """A listening socket that the starter of this process made. Its file's permissions decide who may connect: the
-    uids of peers may be those of another user namespace, and mean nothing here."""
+    """A listening socket that this process inherited. The permissions of its file control access: the uids of peers
+    may belong to another user namespace, so they are not compared."""
 
     def __init__(self, sock: socket.socket, address: str, accept: Accept) -> None:
         super().__init__(sock, "", accept, log.warning)
@@ -119,7 +119,7 @@ class AdoptedListener(UnixListener):
 
 
 def adopt(address: str, accept: Accept, *, taken: int | None = None) -> AdoptedListener:
-    """Listen on the socket `fd:N` that was inherited, or on `taken`, which an earlier server listened on."""
+    """Listen on the inherited socket `fd:N`, or on `taken`, the descriptor of an earlier server's socket."""
     number = address.removeprefix("fd:")
     if not number.isdecimal():
         raise InvalidParams(f"{address}: not fd:NUMBER")

@@ -19,6 +19,7 @@ from tests.process.gauntlet.output import OUTPUT
 from tests.process.gauntlet.parsing import PARSING
 from tests.process.gauntlet.places import PLACES
 from tests.process.gauntlet.private import PRIVATE
+from tests.process.gauntlet.readme import README
 from tests.process.gauntlet.state import STATE
 from tests.process.gauntlet.syntax import HERE_DOCUMENTS, SYNTAX
 from tests.process.gauntlet.traps import TRAPS
@@ -42,4 +43,5 @@ CASES: tuple[Case, ...] = (
     *ENVIRONMENT,
     *ENDINGS,
     *PRIVATE,
+    *(each for cases in README.values() for each in cases),
 )

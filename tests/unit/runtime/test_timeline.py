@@ -231,3 +231,22 @@ def test_where_an_offset_stands() -> None:
 def test_a_negative_position_is_refused() -> None:
     with pytest.raises(InvalidParams, match="-1"):
         Timeline(10).read(MemoryLog(), -1, 10)
+
+
+@pytest.mark.parametrize(
+    ("steps", "line"),
+    [
+        ([b"hello\r\n>>> "], b">>> "),
+        ([b"hello\r\nNa", b"me: "], b"Name: "),
+        ([b"done\r\n"], b""),
+        ([b"$ ", "prompt"], b""),
+        ([b"$ ", "prompt", b"make\r\n", "command", b"Name: "], b"Name: "),
+        ([b"no line end", "ended"], b""),
+        ([b"x" * 300], b"x" * 256),
+    ],
+)
+def test_the_question_of_a_program_is_its_unfinished_line(
+    steps: list[bytes | TerminalEventType], line: bytes
+) -> None:
+    timeline, log, _ = filled(steps)
+    assert timeline.unfinished_line(log, 256) == line

@@ -447,7 +447,7 @@ class LiveShell:
         recorder = command.recorder
         command.record_end(ended, lambda: recorder.over(end, KEPT_SHELL_COMMANDS + self._sent_ahead))
         if not command.is_done:
-            recorder.answered(end)  # its last output waits for its reader, and the answer is taken
+            recorder.answered(end)  # the reply left the socket; the end is recorded after the last output is read
 
     def _on_recorded(self, command: ShellCommand) -> None:
         """Event of a command: its journal has its end. Later output of its streams belongs to the shell."""

@@ -78,7 +78,8 @@ async def _wait_until(terminal: LiveTerminal, until: ReadUntil, since: int, wait
     search = _TextSearch(terminal, until.text, terminal.timeline.offset_of(since)) if until.text else None
     shortest, longest = QUIET_SECONDS
     pause, polls = shortest, until.input or until.prompt
-    while (left := deadline - loop.time()) > 0 and not terminal.process.closed:
+    # The terminal has not reached a position above its own, so there is nothing to wait for.
+    while (left := deadline - loop.time()) > 0 and since <= terminal.token and not terminal.process.closed:
         if search is not None:
             await search.catch_up()
         if _reached(terminal, until, since, search) is not None:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 #: Printed by a shell that leaves its line editor; the output of a line that never ran follows.
 _LINE_IS_OVER: Final = b"\x1b[?2004l\r"
-#: The exit code of timeout(1).
 #: How long a line editor has to show a new prompt after Ctrl-C, and how often it is typed: an editor that quotes
 #: the next key takes the first for text.
 INTERRUPT_SECONDS: Final = 0.5

@@ -33,7 +33,7 @@ FOUND: Final = b"holdfast-found"
 #: The limit for streaming the tree in, over a slow link.
 INSTALL_SECONDS: Final = 600.0
 #: Waits before a command that was cut off is run again.
-_RETRY_SECONDS: Final = (0.2, 1.0, 3.0)
+RETRY_SECONDS: Final = (0.2, 1.0, 3.0)
 #: The programs that unpacking inside needs.
 _NEEDED: Final = ("tar", "chmod", "mkdir", "rm", "mv")
 
@@ -215,14 +215,14 @@ class Installation:
     async def _unpack(self, runner: CommandRunner, chosen: Bundle) -> None:
         tried: dict[str, str] = {}
         full: list[str] = []
-        for wait in (*_RETRY_SECONDS, None):
+        for wait in (*RETRY_SECONDS, None):
             while True:
                 script = ["sh", "-c", _UNPACK, "holdfast", chosen.name, self._directory, ":".join(full)]
                 done = await _run_whole(runner, script, _has_verdict, stdin=chosen.path, seconds=INSTALL_SECONDS)
                 if not _has_verdict(done):
                     raise ConnectionLost(
                         f"{runner.address}: the connection was cut while the server was being installed, "
-                        f"{len(_RETRY_SECONDS) + 1} times: {done.summary}"
+                        f"{len(RETRY_SECONDS) + 1} times: {done.summary}"
                     )
                 for line in done.stdout.splitlines():
                     if line.startswith(_TRIED):
@@ -264,7 +264,7 @@ async def _run_whole(
     seconds: float | None = None,
 ) -> Outcome:
     """Run a command, and again while it seems to have been cut off; return the last outcome."""
-    for wait in (*_RETRY_SECONDS, None):
+    for wait in (*RETRY_SECONDS, None):
         done = await runner.run(argv, stdin=stdin, seconds=seconds)
         if wait is None or is_whole(done) or runner.lacks_program(done.exit_code, done.error):
             break

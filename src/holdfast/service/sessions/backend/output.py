@@ -6,19 +6,12 @@ is the number of the command in the audit log and a position in its record. A ga
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.service.api import Chunk, PromptInfo
 from holdfast.service.positions import FINISHED, Position, write_token
 from holdfast.service.types import OVER, State
 from holdfast.types import ReadResult, TerminalEvent, TerminalRead
-
-#: Bytes of an unfinished last line that are reported as the prompt of a program.
-PROMPT_BYTES: Final = 256
-#: Sequences that a terminal does not show: colours, modes, titles, a carriage return.
-_INVISIBLE: Final = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]|\r")
 
 
 class OutputSlice(NamedTuple):
@@ -64,21 +57,6 @@ def _terminal_chunk(session_id: str, event: TerminalEvent, position: Position, s
         case _:
             return None
     return Chunk(session_id, write_token(session_id, position), event.timestamp, event.state, **fields)
-
-
-def unfinished_line(chunks: Sequence[Chunk]) -> str:
-    """Return the text after the last line end, if output came last: the prompt of a program that reads input."""
-    if not chunks or not chunks[-1].payload:
-        return ""
-    tail = b""
-    for chunk in reversed(chunks):
-        if not chunk.payload:
-            break
-        tail = chunk.payload + tail
-        if b"\n" in chunk.payload or len(tail) > PROMPT_BYTES:
-            break
-    line = tail[-PROMPT_BYTES:].rpartition(b"\n")[2]
-    return _INVISIBLE.sub(b"", line).decode("utf-8", "replace")
 
 
 def command_chunks(

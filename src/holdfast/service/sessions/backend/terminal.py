@@ -17,7 +17,7 @@ from holdfast.service.api import Chunk, Control, OutputRead, PromptInfo
 from holdfast.service.positions import Position, read_token, write_token
 from holdfast.service.problems import BadToken, NotNow, TooLate
 from holdfast.service.sessions.backend.enforcement import EnforcementPlan
-from holdfast.service.sessions.backend.output import PROMPT_BYTES, OutputSlice, terminal_chunks, unfinished_line
+from holdfast.service.sessions.backend.output import OutputSlice, terminal_chunks
 from holdfast.service.sessions.backend.session_backend import (
     BackendStatus,
     CommandOutcome,
@@ -25,10 +25,16 @@ from holdfast.service.sessions.backend.session_backend import (
     traced,
 )
 from holdfast.service.types import CloseMode, SessionRecord, State
-from holdfast.types import EnvPolicy, JobsAtClose, TerminalRead, TerminalSize, TerminalSpec, TerminalStatus
+from holdfast.types import (
+    EnvPolicy,
+    JobsAtClose,
+    ReadOutcome,
+    ReadUntil,
+    TerminalSize,
+    TerminalSpec,
+    TerminalStatus,
+)
 
-#: How long a read waits for output before it also checks for a program that reads input.
-_MOMENT_SECONDS: Final = 0.02
 _KEYS: Final = {"CTRL_C": b"\x03", "CTRL_D": b"\x04"}
 #: Moves to the end of the line and deletes all before it, in the line editors of bash and zsh.
 _CLEAR_LINE: Final = b"\x05\x15"
@@ -166,30 +172,33 @@ class TerminalBackend(SessionBackend):
     @traced("read")
     async def read(self, since: str, max_bytes: int, wait: float) -> OutputRead:
         position = read_token(self.session_id, since)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait
+        # A prompt of a program is reported once at a position.
+        settle = round(1000 * self._settings.settle_seconds)
+        until = ReadUntil(input=not position.part, size=1, settle_ms=settle)
         async with self._pool.use(self._record.sandbox) as api:
-            found = await api.read_terminal(self.session_id, since=position.seq, max_bytes=max_bytes)
+            found = await api.read_terminal(
+                self.session_id, since=position.seq, max_bytes=max_bytes, wait=wait, until=until
+            )
             if found.token < position.seq:
                 raise BadToken("since: a position that this session has not reached", reason="BAD_TOKEN")
-            if found.token == position.seq and not found.closed and wait > 0:
-                # A prompt of a program is reported once at a position.
-                asked = found.state in ("BUSY", "RUNNING") and not position.part
-                reading = api.read_terminal(self.session_id, since=position.seq, max_bytes=max_bytes, wait=wait)
-                found = await (self._first(api, reading, wait) if asked else reading) or found
-            piece = terminal_chunks(self.session_id, position, found)
-            prompt: PromptInfo | None = None
-            if found.state in ("BUSY", "RUNNING"):
-                asks = await self._program_prompt(api, position, piece, deadline - loop.time())
-                piece, prompt = asks or (piece, None)
-            state: State = found.state
-            if state == "IDLE" and not (piece.chunks and piece.chunks[-1].prompt):
-                state = (await self._after_input(api)).state
-        printed = sum(len(chunk.payload) for chunk in piece.chunks)
-        if prompt is not None:
-            piece = _with_prompt(self.session_id, piece, prompt, found.state)
-        token = write_token(self.session_id, piece.position)
-        return OutputRead(tuple(piece.chunks), state, token, more=printed >= max_bytes)
+            outcome = found.outcome or await self._outcome(api)
+        piece = terminal_chunks(self.session_id, position, found)
+        more = sum(len(chunk.payload) for chunk in piece.chunks) >= max_bytes
+        status, state = outcome.terminal, found.state
+        # A continuation prompt of the shell has its own event.
+        reads = status.awaiting_input and state in ("BUSY", "RUNNING") and not status.continuation
+        # Output after the read belongs before the prompt: the next read reports the prompt.
+        if reads and status.token == found.token and not (position.part and found.token == position.seq):
+            prompt = PromptInfo(outcome.line, awaiting_input=True, password=bool(status.password_prompt))
+            piece = _with_prompt(self.session_id, piece, prompt, state)
+        if state == "IDLE" and not outcome.idle and not (piece.chunks and piece.chunks[-1].prompt):
+            state = "BUSY"
+        return OutputRead(tuple(piece.chunks), state, write_token(self.session_id, piece.position), more=more)
+
+    async def _outcome(self, api: ExecApi) -> ReadOutcome:
+        """Return the state after a read, for a server that predates `until`."""
+        status = await self._after_input(api)
+        return ReadOutcome(None, status.state == "IDLE", "", status)
 
     async def _after_input(self, api: ExecApi) -> TerminalStatus:
         """Return the status; BUSY if a line that was typed at the prompt has not begun."""
@@ -199,60 +208,6 @@ class TerminalBackend(SessionBackend):
             return await api.describe_terminal(self.session_id)
         waiting = status.state == "IDLE" and not idle
         return msgspec.structs.replace(status, state="BUSY") if waiting else status
-
-    async def _first(self, api: ExecApi, reading: Awaitable[TerminalRead], wait: float) -> TerminalRead | None:
-        """Return the read; None if a program reads input before there is output."""
-        news = asyncio.ensure_future(reading)
-        asking: asyncio.Future[tuple[bool, TerminalStatus]] | None = None
-        try:
-            # Most programs print or end before they read input, and the check scans all processes.
-            await asyncio.wait([news], timeout=min(wait, _MOMENT_SECONDS))
-            if news.done():
-                return await news
-            asking = asyncio.ensure_future(api.wait_terminal(self.session_id, "awaitingInput", timeout=wait))
-            await asyncio.wait([news, asking], return_when=asyncio.FIRST_COMPLETED)
-            if not news.done() and asking.exception() is None:
-                reached, status = asking.result()
-                if reached and _runs(status):
-                    return None
-            return await news
-        finally:
-            news.cancel()
-            if asking is not None:
-                asking.cancel()
-            await asyncio.gather(news, *filter(None, [asking]), return_exceptions=True)
-
-    async def _program_prompt(
-        self, api: ExecApi, since: Position, piece: OutputSlice, left: float
-    ) -> tuple[OutputSlice, PromptInfo] | None:
-        """Return the prompt of a program that reads input, and all output before it.
-
-        None if no program reads input, or if a reader at `since` already has the prompt.
-        """
-        line = unfinished_line(piece.chunks)
-        if piece.chunks and not line:
-            return None  # whole lines, or an event: no prompt, or the next read reports it
-        if not piece.chunks and (since.part or piece.position.seq != since.seq):
-            return None
-        settle = min(left, self._settings.settle_seconds)
-        if line and settle > 0:
-            # The program printed a prompt and is about to read; the kernel shows the read a moment later.
-            _, status = await api.wait_terminal(self.session_id, "awaitingInput", timeout=settle)
-        else:
-            status = await api.describe_terminal(self.session_id)
-        if not status.awaiting_input or not _runs(status):
-            return None
-        # Output since then belongs before the prompt. The line of the prompt may begin in an earlier read.
-        rest = terminal_chunks(
-            self.session_id, piece.position, await api.read_terminal(self.session_id, since=piece.position.seq)
-        )
-        whole = OutputSlice([*piece.chunks, *rest.chunks], rest.position)
-        before = max(0, whole.position.seq - PROMPT_BYTES)
-        shown = await api.read_terminal(self.session_id, since=before, max_bytes=whole.position.seq - before)
-        if shown.state not in ("BUSY", "RUNNING"):
-            return None
-        line = unfinished_line(terminal_chunks(self.session_id, Position(), shown).chunks)
-        return whole, PromptInfo(line, awaiting_input=True, password=bool(status.password_prompt))
 
     @traced("close")
     async def close(self, mode: CloseMode) -> None:
@@ -275,11 +230,6 @@ def begins_a_line(record: SessionRecord, now: BackendStatus, data: bytes, contro
     """
     at_prompt = record.kind == "terminal" and now.state == "IDLE" and not controls
     return at_prompt and _LINE_END.search(data) is not None and _KEY.search(data) is None
-
-
-def _runs(status: TerminalStatus) -> bool:
-    """Return whether a program can read input. A continuation prompt has its own event."""
-    return status.state in ("BUSY", "RUNNING") and not status.continuation
 
 
 def _backend_status(status: TerminalStatus) -> BackendStatus:
