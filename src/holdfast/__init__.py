@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         TransportError as TransportError,
     )
     from holdfast.sandboxes.target import CommandSandbox as CommandSandbox
+    from holdfast.service.client.service_client import ServiceClient as ServiceClient
     from holdfast.service.shim.bash_executor import BashExecutor as BashExecutor
     from holdfast.service.shim.one_shot import ExecutionResult as ExecutionResult
     from holdfast.types import (
@@ -141,6 +142,7 @@ _HOMES = {
         "TerminalStatus",
     ),
     "holdfast.sandboxes.target": ("CommandSandbox",),
+    "holdfast.service.client.service_client": ("ServiceClient",),
     "holdfast.service.shim.bash_executor": ("BashExecutor",),
     "holdfast.service.shim.one_shot": ("ExecutionResult",),
 }
