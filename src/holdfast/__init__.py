@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from holdfast.fleet.record import SandboxRef as SandboxRef
     from holdfast.fleet.template import Mount as Mount, Template as Template
     from holdfast.sandboxes.target import CommandSandbox as CommandSandbox
+    from holdfast.service.client.service_client import ServiceClient as ServiceClient
     from holdfast.service.shim.bash_executor import BashExecutor as BashExecutor
     from holdfast.service.shim.one_shot import ExecutionResult as ExecutionResult
     from holdfast.types import (
@@ -153,6 +154,7 @@ _HOMES = {
     "holdfast.fleet.record": ("SandboxRef",),
     "holdfast.fleet.template": ("Mount", "Template"),
     "holdfast.sandboxes.target": ("CommandSandbox",),
+    "holdfast.service.client.service_client": ("ServiceClient",),
     "holdfast.service.shim.bash_executor": ("BashExecutor",),
     "holdfast.service.shim.one_shot": ("ExecutionResult",),
 }

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from holdfast.bridge.types import Delta, ModelReply, ModelRequest
     from holdfast.bridge.upstream import Upstream
     from holdfast.sandboxes.target import SandboxTarget
+    from holdfast.service.client.blocking import ServiceClient as ServiceClient
 
     #: A blocking model: it runs in a thread for each request, and so does the iterator that it may return.
     BlockingModelFunction = Callable[[ModelRequest], ModelReply | str | Iterable[Delta | str]]
@@ -152,6 +153,10 @@ class LoopThread:
             self._loop.call_soon_threadsafe(interrupt)
             concurrent.futures.wait((done,))
             raise
+
+    @property
+    def closed(self) -> bool:
+        return self._stopped.is_set()
 
     def close(self) -> None:
         """Stop the loop and its thread."""
@@ -949,3 +954,12 @@ def create(
     except BaseException:
         loop.close()
         raise
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: the client of the service is made of parts of this module.
+    if name == "ServiceClient":
+        from holdfast.service.client.blocking import ServiceClient
+
+        return ServiceClient
+    raise AttributeError(f"module 'holdfast.sync' has no attribute {name!r}")

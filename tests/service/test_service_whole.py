@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
+from holdfast.service.client.rpc import problem_of
 from holdfast.service.problems import Denied
-from holdfast.service.shim.session_executor import problem_of
 from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
 from tests.service.running_service import (
     PATIENCE_SECONDS,

@@ -15,9 +15,10 @@ from google.rpc import error_details_pb2, status_pb2
 import holdfast
 from holdfast.errors import HandshakeFailed, InvalidParams
 from holdfast.service import problems
+from holdfast.service.client import endpoint, rpc
+from holdfast.service.client.rpc import problem_of
 from holdfast.service.fronts.status_details import status_of
 from holdfast.service.shim import bash_executor, session_executor
-from holdfast.service.shim.session_executor import problem_of
 from holdfast.session.v1 import session_pb2 as pb
 from tests.service.certificates import Certificates, make_certificates
 from tests.service.fake_sessions import OverHttp
@@ -180,17 +181,17 @@ def test_a_service_that_is_away_is_asked_again_with_the_same_ids(scripted: tuple
 
 
 def test_a_service_that_stays_away_is_told_once_the_time_is_up() -> None:
-    executor = session_executor.SessionExecutor(session_executor.ServiceEndpoint("unused", "hf_x"))
+    executor = session_executor.SessionExecutor(endpoint.ServiceEndpoint("unused", "hf_x"))
     steps = executor.steps("true", None)
     step, waited = next(steps), 0.0
     with pytest.raises(problems.Unavailable):  # noqa: PT012 - it is raised at one of many steps
         while True:
-            if isinstance(step, session_executor.Pause):
+            if isinstance(step, rpc.Pause):
                 waited += step.seconds
                 step = next(steps)
             else:
                 step = steps.throw(problems.Unavailable("away", reason="AWAY"))
-    assert session_executor.REACH_SECONDS <= waited < session_executor.REACH_SECONDS + 10
+    assert rpc.REACH_SECONDS <= waited < rpc.REACH_SECONDS + 10
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +219,7 @@ async def refused_at_once(executor: holdfast.BashExecutor, monkeypatch: pytest.M
         def __init__(self, seconds: float) -> None:
             raise AssertionError("it tried again")
 
-    monkeypatch.setattr(session_executor, "Pause", NoPause)
+    monkeypatch.setattr(rpc, "Pause", NoPause)
     with pytest.raises(HandshakeFailed) as blocking:
         executor.run("true")
     with pytest.raises(HandshakeFailed) as awaited:
@@ -274,9 +275,9 @@ async def test_the_http_port_is_told_at_once() -> None:
 def test_a_port_that_is_not_there_is_tried_again() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        line = session_executor.ServiceEndpoint(f"127.0.0.1:{taken.getsockname()[1]}", "hf_x")
+        line = endpoint.ServiceEndpoint(f"127.0.0.1:{taken.getsockname()[1]}", "hf_x")
         assert line.explain_failure() == ""
-        assert session_executor.ServiceEndpoint("unix:/nowhere", "hf_x").explain_failure() == ""
+        assert endpoint.ServiceEndpoint("unix:/nowhere", "hf_x").explain_failure() == ""
 
 
 def test_without_persistence_each_command_brings_its_own_session(scripted: tuple[ScriptedService, str]) -> None:
@@ -318,7 +319,7 @@ def test_a_flag_of_another_word_and_a_missing_token_are_named(monkeypatch: pytes
     with pytest.raises(InvalidParams, match="HOLDFAST_SESSION_EXECUTOR='maybe': on or off"):
         holdfast.BashExecutor()
     monkeypatch.setenv(bash_executor.FLAG, "on")
-    monkeypatch.delenv(bash_executor.TOKEN_VARIABLE, raising=False)
+    monkeypatch.delenv(endpoint.TOKEN_VARIABLE, raising=False)
     with pytest.raises(InvalidParams, match="HOLDFAST_SERVICE_TOKEN"):
         holdfast.BashExecutor()
 

@@ -171,6 +171,10 @@ class RunResult(ServiceStruct, frozen=True):
     cwd: str = ""
     approval_id: str = ""
 
+    @property
+    def success(self) -> bool:
+        return self.exit_code == 0 and not self.timed_out
+
 
 class AuditFilter(ServiceStruct, frozen=True):
     """Selects rows of the audit log."""

@@ -13,13 +13,11 @@ from typing import Final, Protocol
 
 from holdfast.client.defaults import StrPath, optional_path
 from holdfast.errors import InvalidParams
+from holdfast.service.client.endpoint import endpoint
 from holdfast.service.shim.one_shot import ExecutionResult as ExecutionResult, OneShotExecutor
 
 #: `on` or `off`; the argument `sessions` takes precedence.
 FLAG: Final = "HOLDFAST_SESSION_EXECUTOR"
-ADDRESS_VARIABLE: Final = "HOLDFAST_SERVICE_ADDRESS"
-TOKEN_VARIABLE: Final = "HOLDFAST_SERVICE_TOKEN"
-DEFAULT_ADDRESS: Final = "127.0.0.1:7400"
 #: Bytes kept of each stream of a command: sixteen times the default of `RunCommand`, a fraction of its maximum.
 MAX_OUTPUT_BYTES: Final = 1024 * 1024
 
@@ -79,19 +77,14 @@ class BashExecutor:
             self._executor = OneShotExecutor(sandbox or "local", cwd=cwd, env=env)
             return
         try:
-            from holdfast.service.shim.session_executor import ServiceEndpoint, SessionExecutor
+            from holdfast.service.shim.session_executor import SessionExecutor
         except ModuleNotFoundError as error:
             raise InvalidParams(
                 f"sessions need {error.name}: pip install 'holdfast[service]', or {FLAG}=off"
             ) from None
 
-        token = token or os.environ.get(TOKEN_VARIABLE, "")
-        if not token:
-            raise InvalidParams(f"no token: give one, set {TOKEN_VARIABLE}; `holdfast service agent add` makes one")
-        address = address or os.environ.get(ADDRESS_VARIABLE, "") or DEFAULT_ADDRESS
-        endpoint = ServiceEndpoint(address, token, tls_ca, tls_cert, tls_key)
         self._executor = SessionExecutor(
-            endpoint,
+            endpoint(address, token, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key),
             persistent=persistent,
             sandbox=sandbox,
             cwd=optional_path(cwd) or "",

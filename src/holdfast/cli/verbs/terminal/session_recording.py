@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 from holdfast.cli.support.typed_verb import service_extra
 from holdfast.client.screen.asciicast import OUTPUT, CastEvent, write_cast
 from holdfast.errors import HoldfastError, InvalidParams, UnknownTerminal
-from holdfast.service.shim.bash_executor import TOKEN_VARIABLE
+from holdfast.service.client.endpoint import TOKEN_VARIABLE, endpoint
+from holdfast.service.problems import Problem
 
 if TYPE_CHECKING:
     from holdfast.session.v1 import session_pb2 as pb
@@ -28,30 +29,26 @@ def from_service(address: str, session_id: str, tls_ca: str | None = None) -> st
     if not token:
         raise InvalidParams(f"--service {address}: set {TOKEN_VARIABLE} to a token of the session's owner")
     with service_extra():
-        import grpc
-
-        from holdfast.service.shim.session_executor import RpcCall, ServiceEndpoint, call, open_channel, problem_of
+        from holdfast.service.client.rpc import BlockingCaller, RpcCall
         from holdfast.session.v1 import session_pb2 as pb
 
-    endpoint = ServiceEndpoint(address, token, tls_ca)
-    channel = open_channel(endpoint)
+    caller = BlockingCaller(endpoint(address, token, tls_ca=tls_ca))
     try:
-        found = call(channel, endpoint, RpcCall("GetSession", pb.GetSessionRequest(session_id=session_id))).metadata
+        found = caller.call(RpcCall("GetSession", pb.GetSessionRequest(session_id=session_id))).metadata
         chunks: list[pb.OutputChunk] = []
         since = pb.OutputToken()
         while True:
             request = pb.ReadOutputRequest(session_id=session_id, since=since, max_bytes=_PIECE)
-            read = call(channel, endpoint, RpcCall("ReadOutput", request))
+            read = caller.call(RpcCall("ReadOutput", request))
             chunks += read.chunks
             if not read.more:
                 break
             since = read.token
-    except grpc.RpcError as error:
-        problem = problem_of(error)
+    except Problem as problem:
         problem.message = f"service {address}: {problem.message}"
-        raise problem from None
+        raise
     finally:
-        channel.close()
+        caller.close()
     return "".join(
         write_cast(
             _events(found, chunks),

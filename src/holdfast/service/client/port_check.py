@@ -31,7 +31,7 @@ def explain_failure(
         if _uses_tls(where):
             if not tls:
                 return (
-                    f"{address} uses TLS, and this executor was made without it: set tls_ca= to the file with "
+                    f"{address} uses TLS, and this client was made without it: set tls_ca= to the file with "
                     "the authority that signed the service's certificate, and tls_cert= and tls_key= if the "
                     "service requires a certificate of clients"
                 )
@@ -41,12 +41,12 @@ def explain_failure(
         return ""  # closed, or no reply: the service may be about to start
     if reply.startswith(b"HTTP/1."):
         return (
-            f"{address} answers with HTTP/1.1, and this executor uses gRPC: give the address of the service's gRPC "
+            f"{address} answers with HTTP/1.1, and this client uses gRPC: give the address of the service's gRPC "
             "port (--listen-grpc, 7400 by default)"
         )
     if tls and len(reply) >= 4 and reply[3] == _SETTINGS:
         return (
-            f"{address} uses plain text, and this executor was made with TLS: leave out tls_ca=, tls_cert= and "
+            f"{address} uses plain text, and this client was made with TLS: leave out tls_ca=, tls_cert= and "
             "tls_key=, or start the service with --tls-cert and --tls-key"
         )
     return ""
