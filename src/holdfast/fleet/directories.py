@@ -25,6 +25,7 @@ import msgspec
 
 from holdfast.errors import PermissionRefused, SandboxError, SandboxGone
 from holdfast.fleet.record import Record, SandboxRef, State, check_id, decode_record, encode_record, is_id
+from holdfast.launch.pidfd_signals import signal_process
 
 #: Overrides where the directories are.
 DIRECTORY_VARIABLE: Final = "HOLDFAST_FLEET_DIRECTORY"
@@ -140,10 +141,18 @@ class SandboxDirectory:
         if pid is None:
             return []
         # The parent outside of a pid namespace does not end its members; the first member does.
-        found = [*children(pid), pid]
-        for each in found:
-            _kill(each)
-        return found
+        inner = children(pid)
+        for each in inner:
+            signal_process(each, signal.SIGKILL, lambda member: parent(member) == pid)
+        self._signal(signal.SIGKILL)
+        return [*inner, pid]
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Signal the first process, unless it has ended."""
+        text = self.read("process")
+        if text:
+            pid, started = map(int, text.split())
+            signal_process(pid, number, lambda process: start_time(process) == started)
 
     def kill(self) -> None:
         """Kill the sandbox's processes and wait until the kernel has released them."""
@@ -158,8 +167,7 @@ class SandboxDirectory:
         pid = self.first_process()
         deadline = time.monotonic() + END_SECONDS
         if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+            self._signal(signal.SIGTERM)
             while time.monotonic() < deadline:
                 if self._wait_end([pid], deadline - time.monotonic()):
                     return
@@ -284,9 +292,13 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def parent(pid: int) -> int | None:
+    """The pid of a process's parent; None if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def remove_tree(path: str) -> None:

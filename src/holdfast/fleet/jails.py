@@ -32,6 +32,7 @@ from holdfast.fleet.local import RunningServer
 from holdfast.fleet.record import Record, Refs, SandboxRef
 from holdfast.fleet.template import Template
 from holdfast.launch import self_exec
+from holdfast.launch.pidfd_signals import signal_process
 from holdfast.sandboxes.bubblewrap import READ_ONLY
 from holdfast.sandboxes.host_command import run_host_command
 from holdfast.sandboxes.install.unpacking import unpacked
@@ -421,17 +422,20 @@ def _members(directory: SandboxDirectory) -> Sequence[int]:
     first = children(outer) if outer is not None else []
     if not first:
         return []
-    namespace = os.readlink(f"/proc/{first[0]}/ns/pid")
-    found: list[int] = []
-    for name in os.listdir("/proc"):
-        if name.isdecimal() and int(name) != first[0]:
-            with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/{name}/ns/pid") == namespace:
-                    found.append(int(name))
-    return found
+    namespace = _pid_namespace(first[0])
+    pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
+    return [pid for pid in pids if pid != first[0] and namespace and _pid_namespace(pid) == namespace]
+
+
+def _pid_namespace(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return None
 
 
 def _signal_all(pids: Sequence[int] | set[int], number: signal.Signals) -> None:
+    """Signal processes of jails. The pid of one that has ended may belong to a process of the host by now."""
+    host = _pid_namespace(os.getpid())
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+        signal_process(pid, number, lambda process: _pid_namespace(process) not in (None, host))
