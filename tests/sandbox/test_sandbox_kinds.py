@@ -187,6 +187,14 @@ async def test_status_and_stop_are_about_the_server_in_a_container(
         docker.remove(name)
 
 
+def test_a_sandbox_of_the_fleet_without_an_event_loop(docker: ContainerEngine) -> None:
+    with holdfast.sync.create("docker", image="hf-busybox", memory="256MiB", labels={"task": "17"}) as box:
+        assert box.ref.address == f"docker:{box.ref.id}"
+        assert box.exec(["hostname"]).success
+        assert box.ref.id in docker("ps", "--filter", "label=task=17", "--format", "{{.Names}}")
+    assert box.ref.id not in docker("ps", "--all", "--format", "{{.Names}}")
+
+
 def test_a_new_container_without_an_event_loop(docker: ContainerEngine, own_directory: str) -> None:
     """Removed by `close`. Its server is found where `create` put it."""
     box = holdfast.sync.create("docker", image="hf-busybox", name="hf-sync-made")
