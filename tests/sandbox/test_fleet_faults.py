@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -14,7 +15,9 @@ import msgspec
 import pytest
 
 from holdfast.errors import HoldfastError, ResourceExhausted, SandboxError
+from holdfast.fleet import jails
 from holdfast.fleet.fleet import Fleet
+from holdfast.fleet.jail_starter import Zygote
 from holdfast.fleet.pool import Pool
 from holdfast.fleet.template import Template
 from tests.support.file_systems import small_file_system
@@ -214,6 +217,15 @@ async def test_a_full_disk_fails_the_creation_and_leaves_nothing(
         require("bwrap")
     with small_file_system("size=256k,nr_inodes=60,mode=711") as directory:
         monkeypatch.setenv("HOLDFAST_FLEET_DIRECTORY", directory)
+        # A zygote sees the file systems that were mounted before it started.
+        zygotes: list[Zygote] = []
+
+        @functools.cache
+        def zygote(tree: str) -> Zygote:
+            zygotes.append(Zygote(tree))
+            return zygotes[-1]
+
+        monkeypatch.setattr(jails, "zygote", zygote)
         fleet = Fleet(engine)
         ref = await fleet.create()
         await fleet.remove(ref.id)
@@ -225,6 +237,8 @@ async def test_a_full_disk_fails_the_creation_and_leaves_nothing(
             assert await fleet.list() == []
             assert os.listdir(f"{directory}/{engine}") == [], f"with {room} inodes"
             os.unlink(f"{directory}/f{room}")
+        for each in zygotes:
+            each.close()
 
 
 def _fill(directory: str) -> None:

@@ -49,7 +49,7 @@ class Zygote:
             try:
                 self._send(spec, descriptors)
             except OSError:  # the zygote was killed
-                self._close()
+                self.close()
                 self._send(spec, descriptors)
 
     def _send(self, spec: dict[str, Any], descriptors: list[int]) -> None:
@@ -82,7 +82,8 @@ class Zygote:
                 raise SandboxError(f"bwrap: {error.strerror}") from None
         return ours
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the zygote; jails go on, and the next one starts another."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.close()

@@ -102,6 +102,11 @@ class JailEngine(Engine):
     def _check_paths(self, template: Template) -> None:
         if template.root is not None and not os.path.isdir(template.root):
             self.refuse("root", f"{template.root}: not a directory")
+        if template.root is not None and os.geteuid() not in (0, owner := os.stat(template.root).st_uid):
+            # The overlay cannot copy a file up whose uid the user namespace does not map (EOVERFLOW).
+            self.refuse(
+                "root", f"{template.root}: belongs to uid {owner}; an unprivileged user needs a tree of its own"
+            )
         if template.image is not None and not os.path.isfile(template.image):
             self.refuse("image", f"{template.image}: not a file; give the tar of `docker save` or an OCI layout")
         for mount in template.mounts:
