@@ -153,10 +153,10 @@ def _many(port: int) -> float:
         left = CONNECTIONS
         while left:
             for key, _ in selector.select(60):
-                sock = key.fileobj
-                assert isinstance(sock, socket.socket)
-                if sock.recv(4096) != MESSAGE:
+                answered = key.fileobj
+                assert isinstance(answered, socket.socket)
+                if answered.recv(4096) != MESSAGE:
                     raise BenchmarkError("the echo is not the request")
-                selector.unregister(sock)
+                selector.unregister(answered)
                 left -= 1
     return (perf_counter() - started) * 1000
