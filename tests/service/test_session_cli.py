@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,9 +77,8 @@ def test_open_list_run_audit_and_close(operator: Operator, tmp_path: Path) -> No
     ran = place.holdfast("session", "run", *options, "--session", id, "echo $A; echo no >&2; (exit 7)")
     assert (ran.returncode, ran.stdout, ran.stderr) == (7, "1\n", "no\n")
     assert operator.json("run", "pwd", "--cwd", operator.json("open", "--kind", "shell")["cwd"])["exitCode"] == 0
-    assert [row["kind"] for row in map(json.loads, operator.printed("audit", id, "--json").splitlines())][0] == (
-        "session_created"
-    )
+    rows = [json.loads(line) for line in operator.printed("audit", id, "--json").splitlines()]
+    assert rows[0]["kind"] == "session_created"
     assert "echo $A" in operator.printed("audit", id, "--kind", "command")
     assert operator.printed("close", id).startswith(f"{id}  ")
     assert operator.json("list", "--label", "task=17") == []
@@ -101,8 +101,6 @@ def test_an_approval_is_watched_listed_approved_and_denied(operator: Operator) -
         assert watch.stdout is not None
         with watch.stdout:
             # The subscription begins with its call; sessions are closed until one of them is an event of it.
-            import select
-
             while not select.select([watch.stdout], [], [], 0)[0]:
                 client.close_session(client.create_session(kind="shell").session_id, force=True)
             assert json.loads(watch.stdout.readline())["type"] == "SESSION_CLOSED"
