@@ -109,11 +109,14 @@ def test_an_approval_is_watched_listed_approved_and_denied(operator: Operator) -
         client.close_session(id, force=True)
 
 
-def test_a_session_in_a_terminal_draws_types_follows_the_size_and_detaches(operator: Operator) -> None:
+def test_a_session_in_a_terminal_draws_types_follows_the_size_and_detaches() -> None:
     with (
-        holdfast.sync.ServiceClient(operator.service.grpc, token=operator.service.operator) as client,
+        new_place() as place,
+        running_service(place) as started,
+        holdfast.sync.ServiceClient(started.grpc, token=started.operator) as client,
         contextlib.closing(Person(20, 70)) as person,
     ):
+        operator = Operator(started)
         id = client.create_session().session_id
         client.run_command("echo before", id)
         attached = person.start(operator, "attach", id)  # type: ignore[arg-type]
@@ -125,8 +128,6 @@ def test_a_session_in_a_terminal_draws_types_follows_the_size_and_detaches(opera
         until(lambda: client.get_session(id).cols == 90)
         person.type(b"stty size\r")
         person.see("25 90")
-        person.type(b"touch x\r")
-        person.see("waits for approval")
         person.type(DETACH)
         assert attached.wait(PATIENCE_SECONDS) == 0
         person.see("stays open")
