@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import os
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from holdfast.cli.support.byte_streams import ByteSink, ByteSource
 from holdfast.cli.support.command_request import STDERR, STDIN, STDOUT, WINDOW_BYTES
@@ -21,7 +22,7 @@ from holdfast.cli.support.own_terminal import INTERRUPT, DetachKey, raw_mode, te
 from holdfast.cli.support.text import complain
 from holdfast.errors import CallerError, StdinClosed
 from holdfast.exec_api import ExecApi
-from holdfast.types import Closed, Exited, OutputChunk, OutputGap, ProcessEvent
+from holdfast.types import Closed, Exited, OutputChunk, OutputGap, ProcessEvent, TerminalSize
 
 #: Between TERM and KILL after the reader of our stdout closed it: PIPE would have ended the process at once.
 _BROKEN_PIPE_GRACE: Final = 1.0
@@ -67,28 +68,34 @@ class OutputCopy:
             sink.close()
 
 
-class Foreground:
-    """Follows one started process until its leader ends.
+class ForegroundTarget(Protocol):
+    """The receiver of our input and signals: a sandbox, or a session of the service."""
 
-    With `read_only` neither keys nor the size of our terminal are sent; `written` is that of `OutputCopy`.
+    async def write(self, process_id: str, data: bytes, /) -> object: ...
+
+    async def close_stdin(self, process_id: str, /) -> object: ...
+
+    async def signal(self, process_id: str, name: str, /) -> object: ...
+
+    async def terminate(self, process_id: str, /, *, grace: float = 5.0, force: bool = False) -> object: ...
+
+    async def resize(self, process_id: str, size: TerminalSize, /) -> object: ...
+
+
+class ForegroundBase(ABC):
+    """Copies the output of one process or session while our input and signals are forwarded.
+
+    With `read_only` neither keys nor the size of our terminal are sent.
     """
 
     def __init__(
-        self,
-        api: ExecApi,
-        process_id: str,
-        *,
-        tty: bool,
-        signals: SignalQueue,
-        read_only: bool = False,
-        written: Mapping[str, int] = MappingProxyType({}),
+        self, target: ForegroundTarget, id: str, *, tty: bool, signals: SignalQueue, read_only: bool = False
     ) -> None:
-        self._api = api
-        self._id = process_id
+        self._target = target
+        self._id = id
         self._tty = tty
         self._signals = signals
         self._read_only = read_only
-        self._written = written
         self._timed_out = False
 
     async def follow(
@@ -120,6 +127,92 @@ class Foreground:
             return TIMED_OUT
         return code
 
+    @abstractmethod
+    async def _copy_output(self, after_seq: int) -> int:
+        """Copy the output to its end and return the exit code."""
+
+    async def _forward_input(self, close_at_end: bool) -> None:
+        source = ByteSource(STDIN)
+        detach_key = DetachKey() if self._tty and os.isatty(STDIN) else None
+        # A process may end, or close its stdin, before it has read everything.
+        with contextlib.suppress(StdinClosed):
+            while data := await source.read():
+                detach = False
+                if detach_key is not None:
+                    data, detach = detach_key.feed(data)
+                if data:
+                    await self._target.write(self._id, data)
+                if detach:
+                    raise ClientDetached
+            if close_at_end:
+                await self._end_input()
+
+    async def _watch_keys(self) -> None:
+        """Read and drop keys, which would otherwise be echoed into the picture; the detach key and Ctrl-C leave."""
+        source, detach_key = ByteSource(STDIN), DetachKey()
+        while data := await source.read():
+            typed, detach = detach_key.feed(data)
+            if detach or INTERRUPT in typed:
+                raise ClientDetached
+
+    async def _end_input(self) -> None:
+        if self._tty:
+            # A terminal has no end of file; a program that reads lines takes this character for it.
+            await self._target.write(self._id, b"\x04")
+        else:
+            await self._target.close_stdin(self._id)
+
+    async def _forward_signals(self) -> None:
+        forwarded = 0
+        while True:
+            name = await self._signals.next()
+            if name == "HUP":
+                raise ClientDetached
+            # The process may have ended already, with its exit event on the way.
+            with contextlib.suppress(CallerError):
+                if name == "WINCH":
+                    await self._follow_size()
+                    continue
+                forwarded += 1
+                if forwarded == 1:
+                    await self._target.signal(self._id, name)
+                else:
+                    await self._target.terminate(self._id, force=True)
+                    await self._abandon_output()
+
+    async def _follow_size(self) -> None:
+        size = terminal_size(STDIN, STDOUT, STDERR)
+        if self._tty and size is not None and not self._read_only:
+            await self._target.resize(self._id, size)
+
+    async def _limit_time(self, timeout: float, grace: float) -> None:
+        await asyncio.sleep(timeout)
+        self._timed_out = True
+        await self._target.terminate(self._id, grace=grace)
+        await self._abandon_output()
+
+    async def _abandon_output(self) -> None:
+        await asyncio.sleep(_OUTPUT_SECONDS)
+        raise _OutputStalled
+
+
+class Foreground(ForegroundBase):
+    """Follows one started process until its leader ends; `written` is that of `OutputCopy`."""
+
+    def __init__(
+        self,
+        api: ExecApi,
+        process_id: str,
+        *,
+        tty: bool,
+        signals: SignalQueue,
+        read_only: bool = False,
+        written: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(api, process_id, tty=tty, signals=signals, read_only=read_only)
+        self._api = api
+        self._written = written
+
     async def _copy_output(self, after_seq: int) -> int:
         copy = OutputCopy(written=self._written)
         events = self._api.events(self._id, after_seq=after_seq, window=WINDOW_BYTES)
@@ -139,70 +232,6 @@ class Foreground:
             await events.aclose()
         status = await self._api.wait(self._id)
         return status.exit_code if status is not None else 0
-
-    async def _forward_input(self, close_at_end: bool) -> None:
-        source = ByteSource(STDIN)
-        detach_key = DetachKey() if self._tty and os.isatty(STDIN) else None
-        # A process may end, or close its stdin, before it has read everything.
-        with contextlib.suppress(StdinClosed):
-            while data := await source.read():
-                detach = False
-                if detach_key is not None:
-                    data, detach = detach_key.feed(data)
-                if data:
-                    await self._api.write(self._id, data)
-                if detach:
-                    raise ClientDetached
-            if close_at_end:
-                await self._end_input()
-
-    async def _watch_keys(self) -> None:
-        """Read and drop keys, which would otherwise be echoed into the picture; the detach key and Ctrl-C leave."""
-        source, detach_key = ByteSource(STDIN), DetachKey()
-        while data := await source.read():
-            typed, detach = detach_key.feed(data)
-            if detach or INTERRUPT in typed:
-                raise ClientDetached
-
-    async def _end_input(self) -> None:
-        if self._tty:
-            # A terminal has no end of file; a program that reads lines takes this character for it.
-            await self._api.write(self._id, b"\x04")
-        else:
-            await self._api.close_stdin(self._id)
-
-    async def _forward_signals(self) -> None:
-        forwarded = 0
-        while True:
-            name = await self._signals.next()
-            if name == "HUP":
-                raise ClientDetached
-            # The process may have ended already, with its exit event on the way.
-            with contextlib.suppress(CallerError):
-                if name == "WINCH":
-                    await self._follow_size()
-                    continue
-                forwarded += 1
-                if forwarded == 1:
-                    await self._api.signal(self._id, name)
-                else:
-                    await self._api.terminate(self._id, force=True)
-                    await self._abandon_output()
-
-    async def _follow_size(self) -> None:
-        size = terminal_size(STDIN, STDOUT, STDERR)
-        if self._tty and size is not None and not self._read_only:
-            await self._api.resize(self._id, size)
-
-    async def _limit_time(self, timeout: float, grace: float) -> None:
-        await asyncio.sleep(timeout)
-        self._timed_out = True
-        await self._api.terminate(self._id, grace=grace)
-        await self._abandon_output()
-
-    async def _abandon_output(self) -> None:
-        await asyncio.sleep(_OUTPUT_SECONDS)
-        raise _OutputStalled
 
 
 class SignalQueue:

@@ -23,7 +23,16 @@ from holdfast.errors import HoldfastError, InvalidParams
 T = TypeVar("T")
 
 #: Verbs that exit with the command's code: errors of Holdfast get a code that commands seldom use.
-_EXIT_AS_THE_COMMAND: Final = ("run", "wait", "attach", "bridge", "shell", "shell run")
+_EXIT_AS_THE_COMMAND: Final = (
+    "run",
+    "wait",
+    "attach",
+    "bridge",
+    "shell",
+    "shell run",
+    "session run",
+    "session attach",
+)
 
 #: typer contains a copy of click from 0.20 on and imports click before, so the class is found by inheritance.
 _UsageError: Final = typer.BadParameter.__mro__[1]

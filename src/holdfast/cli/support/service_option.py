@@ -1,0 +1,88 @@
+"""The options that name a session service, and `with_service`, which adds them to a verb.
+
+The client imports gRPC when it is made, so `--help` needs no gRPC.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, Final, get_type_hints
+
+import typer
+
+from holdfast.cli.support.typed_verb import run_async
+from holdfast.service.client.endpoint import token_from_file
+from holdfast.service.client.service_client import ServiceClient
+
+#: How long a verb retries an unreachable service: a person waits. Streams use the client's longer default.
+RETRY_SECONDS: Final = 5.0
+
+_Work = Callable[..., Coroutine[Any, Any, int]]
+
+
+def _options(
+    service: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDR",
+            envvar="HOLDFAST_SERVICE",
+            help="The service: https://HOST:PORT, http://HOST:PORT or unix:PATH (gRPC).",
+        ),
+    ] = None,
+    token_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A file with the token (default: HOLDFAST_SERVICE_TOKEN).")
+    ] = None,
+    tls_ca: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The authority of the service's certificate.")
+    ] = None,
+    tls_cert: Annotated[str | None, typer.Option(metavar="FILE", help="Our own certificate.")] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="Its key.")] = None,
+) -> None: ...
+
+
+_SERVICE_PARAMETERS: Final = tuple(inspect.signature(_options).parameters.values())
+
+
+def with_service(retry_seconds: float = RETRY_SECONDS) -> Callable[[_Work], Callable[..., int]]:
+    """Make a verb of a coroutine function with a client as its first parameter; the verb has the options above."""
+
+    def decorate(work: _Work) -> Callable[..., int]:
+        def command(**values: Any) -> int:
+            service = {each.name: values.pop(each.name) for each in _SERVICE_PARAMETERS}
+
+            async def run() -> int:
+                async with _client(retry_seconds=retry_seconds, **service) as client:
+                    return await work(client, **values)
+
+            return run_async(run())
+
+        # typer reads the parameters of a verb from its signature and its annotations.
+        own = list(inspect.signature(work).parameters.values())[1:]
+        hints = {**get_type_hints(work, include_extras=True), **get_type_hints(_options, include_extras=True)}
+        parameters = [each.replace(annotation=hints[each.name]) for each in (*own, *_SERVICE_PARAMETERS)]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        command.__doc__ = work.__doc__
+        return command
+
+    return decorate
+
+
+def _client(
+    *,
+    service: str | None,
+    token_file: str | None,
+    tls_ca: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    retry_seconds: float,
+) -> ServiceClient:
+    return ServiceClient(
+        service,
+        token=None if token_file is None else token_from_file(token_file),
+        tls_ca=tls_ca,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        retry_seconds=retry_seconds,
+    )
