@@ -110,7 +110,7 @@ def test_a_shell_and_its_commands(durability: Durability, replayed: Replayed) ->
     shell.opening(shell_spec, "/bin/sh", "/bin/sh", 1.5)
     over, waits = shell.command(), shell.command()
     over.began(spec, 1, 1.5, (0, 1), 0, armed=False)
-    over.over(command_end_record(ended, ANSWER, stopped=False, trapped=None, back=None), 10)
+    over.over(lambda: command_end_record(ended, ANSWER, stopped=False, trapped=None, back=None), 10)
     waits.queued(spec)
     shell.closes("closed", filled(ExitStatus), refuses=False)
     state = replayed().shells

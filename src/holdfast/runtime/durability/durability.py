@@ -66,7 +66,7 @@ class Durability:
         self.link.require_room(len(outputs) + 2)
         recorded = msgspec.structs.replace(spec, env=None, env_policy=None, cwd=None)
         begun = r.ProcessBegun(self.new_key(), recorded, mark, os.fsencode(cwd), internal)
-        recorder = ProcessRecorder(self, begun)
+        recorder = ProcessRecorder(self, begun.key, spec, internal=internal)
         self.ledger.write(begun)
         self.link.keep(recorder.output_key, list(outputs.values()))
         if stdin >= 0 and not spec.tty:
@@ -82,7 +82,7 @@ class Durability:
 
         Raises `BlockingIOError` if the terminal has no output for now.
         """
-        return (read_terminal(fd, limit), 1) if self.reads is None else self.reads.gather(fd, limit, key, offset)
+        return (read_terminal(fd, limit), 0) if self.reads is None else self.reads.gather(fd, limit, key, offset)
 
 
 class NullDurability(Durability):
@@ -90,3 +90,9 @@ class NullDurability(Durability):
 
     def __init__(self, spool: Spool, config: ExecServerConfig) -> None:
         super().__init__(NullKeeperLink(), NullLedger(), spool, config, survives=False)
+
+    def begin(
+        self, spec: ProcessSpec, mark: int, cwd: str, outputs: Mapping[int, int], stdin: int, *, internal: bool
+    ) -> ProcessRecorder:
+        """Return a recorder; the recorded copy of the spec and the keeper's descriptors are not needed."""
+        return ProcessRecorder(self, self.new_key(), spec, internal=internal)

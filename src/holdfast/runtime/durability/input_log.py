@@ -14,7 +14,6 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import ResourceExhausted, StdinClosed
-from holdfast.runtime.durability import records as r
 from holdfast.runtime.libc import punch_hole
 from holdfast.runtime.output.output_log import PAGE
 from holdfast.runtime.process.input import InputQueue
@@ -73,7 +72,7 @@ class DurableInput(InputQueue):
         if self.on_put is not None:
             self.on_put(data)
         self._store(data)
-        self._recorder.write(r.InputAccepted(self._recorder.key, write_id, self._end))
+        self._recorder.input_accepted(write_id, self._end)
         self._queued = self._end - self._sent
         if not self._waits and self._has_reader():
             self._deliver()

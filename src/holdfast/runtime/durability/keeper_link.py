@@ -223,6 +223,12 @@ class NullKeeperLink(KeeperLink):
         self._held = {}
         self._held_in_all = 0
 
+    def keep(self, key: str, fds: Sequence[int], path: str = "") -> None:
+        """Return: the descriptors end with this server."""
+
+    def drop(self, key: str, *, at_once: bool = False) -> None:
+        """Return: the link holds no descriptor."""
+
 
 def _close(fds: Iterable[int]) -> None:
     for fd in fds:

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, ParamSpec
 
 import msgspec
 
@@ -33,6 +33,8 @@ from holdfast.runtime.libc import reserve
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+
 #: A smaller ledger is not compacted.
 COMPACT_BYTES: Final = 4 * 1024 * 1024
 #: Space reserved after the end of a ledger: some ten thousand records, for a full spool.
@@ -46,6 +48,9 @@ Compaction = Callable[[Iterable[LedgerRecord]], Iterable[LedgerRecord]]
 
 class NullLedger:
     """A ledger that stores nothing."""
+
+    def record(self, make: Callable[P, LedgerRecord], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Return without a call of `make`."""
 
     def write(self, *records: LedgerRecord) -> None:
         """Ignore the records."""
@@ -109,6 +114,10 @@ class Ledger:
                 f"{self.path} cannot be written on ({self._short or 'no room'}): a process that is started now "
                 "would not survive a restart of the server; make room there"
             )
+
+    def record(self, make: Callable[P, LedgerRecord], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Append the record that `make` returns. A `NullLedger` builds none, so recording costs nothing there."""
+        self.write(make(*args, **kwargs))
 
     def write(self, *records: LedgerRecord) -> None:
         """Append records, all or none of them; on return they survive the server."""

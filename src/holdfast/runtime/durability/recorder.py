@@ -18,7 +18,7 @@ from holdfast.runtime.output.journal import CLOSE, Journal, output_kinds
 from holdfast.runtime.output.output_log import MOVE_BYTES, NO_ROOM, OutputLog, Spool
 from holdfast.runtime.process.input import InputQueue
 from holdfast.runtime.process.signals import exit_status
-from holdfast.types import ExitStatus, TerminalSize
+from holdfast.types import ExitStatus, ProcessSpec, TerminalSize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
 class JobRecorder:
     """Records the output and the input of one job; owns its journal and its output logs."""
 
-    __slots__ = ("_durability", "input_file", "input_key", "journal", "key", "logs")
+    __slots__ = ("_durability", "_ledger", "input_file", "input_key", "journal", "key", "logs")
 
     def __init__(
         self, durability: Durability, key: int, kinds: tuple[int, ...] = (0, 1), *, records_output: bool = True
     ) -> None:
         self._durability = durability
         self.key = key
+        self._ledger = durability.ledger
         #: The keeper's key of stdin; and the name of the file from which input is delivered, which is its key, too.
         self.input_key, self.input_file = f"{key}.stdin", f"{key}.input"
         config, spool = durability.config, durability.spool
@@ -51,17 +52,14 @@ class JobRecorder:
             for kind in kinds
         }
 
-    def write(self, *records: r.LedgerRecord) -> None:
-        self._durability.ledger.write(*records)
-
     def printed(self, kind: int, sealed: int, end: int) -> None:
-        self.write(r.OutputPrinted(self.key, kind, sealed, end))
+        self._ledger.record(r.OutputPrinted, self.key, kind, sealed, end)
 
     def losing(self, kind: int, start: int, end: int) -> None:
-        self.write(r.OutputLost(self.key, kind, start, end))
+        self._ledger.record(r.OutputLost, self.key, kind, start, end)
 
     def closed(self) -> None:
-        self.write(r.JobClosed(self.key, time.monotonic()))
+        self._ledger.record(r.JobClosed, self.key, time.monotonic())
 
     def restore(self, state: JobState, terminal_end: int | None = None) -> None:
         """Continue the journal and the logs of an earlier server; that of a terminal is cut at `terminal_end`."""
@@ -82,8 +80,11 @@ class JobRecorder:
         """Hand the writing end of stdin to the keeper."""
         self._durability.link.keep(self.input_key, [fd])
 
+    def input_accepted(self, write_id: str | None, end: int) -> None:
+        self._ledger.record(r.InputAccepted, self.key, write_id, end)
+
     def close_input(self) -> None:
-        self.write(r.InputClosed(self.key))
+        self._ledger.record(r.InputClosed, self.key)
 
     def open_input(self) -> int:
         """Open the file of input; the keeper holds the same open file, with the same position."""
@@ -110,17 +111,20 @@ class JobRecorder:
 class ProcessRecorder(JobRecorder):
     """Records one process."""
 
-    __slots__ = ("_adopted", "_read_number", "_unwritten", "begun", "printed_at")
+    __slots__ = ("_adopted", "_read_number", "_unwritten", "checkpoint", "printed_at")
 
-    def __init__(self, durability: Durability, begun: r.ProcessBegun, *, adopted: bool = False) -> None:
+    def __init__(
+        self, durability: Durability, key: int, spec: ProcessSpec, *, internal: bool, adopted: bool = False
+    ) -> None:
         """`adopted` if an earlier server started the process: then the keeper is its parent."""
-        kinds = output_kinds(tty=begun.spec.tty, merge_stderr=begun.spec.merge_stderr)
+        kinds = output_kinds(tty=spec.tty, merge_stderr=spec.merge_stderr)
         # The shell's own recorder has the output of its program.
-        super().__init__(durability, begun.key, kinds, records_output=not begun.internal)
-        self.begun = begun
+        super().__init__(durability, key, kinds, records_output=not internal)
         self._adopted = adopted
         #: Records of events found in the terminal output that is being stored; written together with the output.
         self._unwritten: list[r.LedgerRecord] = []
+        #: The last recorded state of the terminal.
+        self.checkpoint: r.TerminalCheckpoint | None = None
         self._read_number = 0
         self.printed_at = 0.0
 
@@ -129,17 +133,19 @@ class ProcessRecorder(JobRecorder):
         return str(self.key)
 
     def started(self, pid: int, started_at: float) -> None:
-        self.write(r.ProcessStarted(self.key, pid, started_at))
+        self._ledger.record(r.ProcessStarted, self.key, pid, started_at)
 
     def reap(self, pid: int, at: float, translate: Callable[[ExitStatus], ExitStatus]) -> ExitStatus:
         """Record the exit status, as `translate` reads it, and only then reap the leader."""
-        code = self._durability.link.status(pid) if self._adopted else _peek(pid)
+        # Without a ledger nothing is recorded in between, and one system call peeks and reaps.
+        survives = self._durability.survives
+        code = self._durability.link.status(pid) if self._adopted else _wait(pid, reap=not survives)
         # None: other code in this process waits for any child and took the status, or the keeper is gone.
         status = translate(ExitStatus(255) if code is None else exit_status(*code))
-        self.write(r.JobEnded.of(self.key, status, at))
+        self._ledger.record(r.JobEnded.of, self.key, status, at)
         if self._adopted:
             self._durability.link.free(pid)
-        elif code is not None:
+        elif code is not None and survives:
             os.waitpid(pid, 0)
         return status
 
@@ -148,7 +154,7 @@ class ProcessRecorder(JobRecorder):
         self._durability.link.drop(self.output_key)
 
     def forgotten(self) -> None:
-        self.write(r.JobForgotten(self.key))
+        self._ledger.record(r.JobForgotten, self.key)
 
     def undo(self) -> None:
         """Record that the start failed."""
@@ -157,10 +163,10 @@ class ProcessRecorder(JobRecorder):
         self._durability.link.drop(self.input_key, at_once=True)
 
     def signalled(self, signal_id: str) -> None:
-        self.write(r.SignalSent(self.key, signal_id))
+        self._ledger.record(r.SignalSent, self.key, signal_id)
 
     def resized(self, size: TerminalSize) -> None:
-        self.write(r.TerminalResized(self.key, size.rows, size.cols))
+        self._ledger.record(r.TerminalResized, self.key, size.rows, size.cols)
 
     def read_terminal(self, fd: int, limit: int, offset: int) -> bytes:
         """Read the terminal; `output_stored` records the events in the output together with it."""
@@ -176,26 +182,36 @@ class ProcessRecorder(JobRecorder):
         """Record that the bytes of the last read are in the log between these offsets."""
         if self._read_number:
             stored = r.TerminalOutputStored(self.key, self._read_number, offset, end, self.printed_at)
-            self.write(*self._unwritten, stored)
+            self._ledger.write(*self._unwritten, stored)
             self._unwritten.clear()
             self._read_number = 0
 
     def terminal_event(self, event: TimelineEvent) -> None:
         """Record an event of the terminal, together with the output that contains it if there is some."""
-        self.terminal_checkpoint(r.TerminalEventRecord(self.key, *event[1:]))
-
-    def terminal_checkpoint(self, record: r.TerminalCheckpoint | r.TerminalEventRecord) -> None:
         if self._read_number:
-            self._unwritten.append(record)
+            self._unwritten.append(r.TerminalEventRecord(self.key, *event[1:]))
         else:
-            self.write(record)
+            self._ledger.record(r.TerminalEventRecord, self.key, *event[1:])
 
-    def delay_checkpoint(self, checkpoint: r.TerminalCheckpoint) -> None:
-        """Record the checkpoint together with the output that is recorded next."""
-        self._unwritten.append(checkpoint)
+    def terminal_checkpoint(self, make: Callable[[int], r.TerminalCheckpoint], *, delay: bool = False) -> None:
+        """Record the state that `make` returns for the key of this process, if it has changed.
+
+        `delay` records it together with the output that is recorded next.
+        """
+        if not self._durability.survives:
+            return
+        checkpoint = make(self.key)
+        if delay:
+            self._unwritten.append(checkpoint)
+        elif checkpoint != self.checkpoint:
+            self.checkpoint = checkpoint
+            if self._read_number:
+                self._unwritten.append(checkpoint)
+            else:
+                self._ledger.write(checkpoint)
 
     def printed(self, kind: int, sealed: int, end: int) -> None:
-        self.write(*self._unwritten, r.OutputPrinted(self.key, kind, sealed, end))
+        self._ledger.write(*self._unwritten, r.OutputPrinted(self.key, kind, sealed, end))
         self._unwritten.clear()
 
 
@@ -285,9 +301,9 @@ class DurableOutputLog(OutputLog):
         os.close(former)
 
 
-def _peek(pid: int) -> tuple[int, int] | None:
+def _wait(pid: int, *, reap: bool) -> tuple[int, int] | None:
     try:
-        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | (0 if reap else os.WNOWAIT))
     except ChildProcessError:
         return None
     return None if ended is None else (ended.si_code, ended.si_status)

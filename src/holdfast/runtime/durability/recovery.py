@@ -184,7 +184,7 @@ class ProcessRecovery:
 
     def resume(self, state: ProcessState) -> ManagedProcess:
         begun = state.begun
-        recorder = ProcessRecorder(self._durability, begun, adopted=True)
+        recorder = ProcessRecorder(self._durability, begun.key, begun.spec, internal=begun.internal, adopted=True)
         self._check_end(state, recorder)
         # A closed process may have died with its server before the keeper dropped the streams: they are released.
         streams = self._take(recorder.output_key) if state.closed is None else None
@@ -215,7 +215,7 @@ class ProcessRecovery:
     ) -> tuple[ManagedProcess, dict[int, int]]:
         """Resume the program of a shell; returns the server's ends of its streams too, which the shell owns."""
         begun = state.begun
-        recorder = ProcessRecorder(self._durability, begun, adopted=True)
+        recorder = ProcessRecorder(self._durability, begun.key, begun.spec, internal=begun.internal, adopted=True)
         self._check_end(state, recorder)
         started = StartedProcess(state.pid, begun.mark, os.fsdecode(begun.cwd), {}, -1, recorder)
         streams = self._take(recorder.output_key)
@@ -248,7 +248,7 @@ class ProcessRecovery:
             if state.detached is None:  # else `detach` has logged it
                 log.error("process %r, pid %d: exit status lost", state.begun.spec.process_id, state.pid)
             ended = r.JobEnded.of(state.key, ExitStatus(255), time.time())
-            recorder.write(ended)
+            self._durability.ledger.write(ended)
             state.apply(ended)
 
     def _terminal_end(self, state: ProcessState, unstored: UnstoredRead | None) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 #: The file of control lines is rewritten from its start beyond this size.
 _LAP_BYTES: Final = 64 * 1024
+
+#: Builds the record of a command's end from the state at that time; called only if there is a ledger.
+MakeEndRecord = Callable[[], r.CommandEndRecord]
 
 
 class ControlLines:
@@ -88,26 +91,30 @@ class CommandRecorder(JobRecorder):
 
     def queued(self, spec: CommandSpec) -> None:
         self._queued = True
-        self.write(r.CommandQueued(self.key, self._shell, spec))
+        self._ledger.record(r.CommandQueued, self.key, self._shell, spec)
 
     def began(
         self, spec: CommandSpec, ticks: int, at: float, line: tuple[int, int], pipes: int, *, armed: bool
     ) -> None:
         """Record the start of a command, before the line that starts it is sent."""
-        recorded = None if self._queued else msgspec.structs.replace(spec, input=None)
-        self.write(r.CommandBegan(self.key, self._shell, recorded, ticks, at, *line, pipes, armed))
+
+        def record() -> r.CommandBegan:
+            recorded = None if self._queued else msgspec.structs.replace(spec, input=None)
+            return r.CommandBegan(self.key, self._shell, recorded, ticks, at, *line, pipes, armed)
+
+        self._ledger.record(record)
 
     def stopping(self, *, timed_out: bool) -> None:
-        self.write(r.CommandStopping(self.key, timed_out))
+        self._ledger.record(r.CommandStopping, self.key, timed_out)
 
-    def answered(self, ended: r.CommandEndRecord) -> None:
-        self.write(r.CommandAnswered(self.key, ended))
+    def answered(self, end: MakeEndRecord) -> None:
+        self._ledger.record(lambda: r.CommandAnswered(self.key, end()))
 
-    def over(self, ended: r.CommandEndRecord, kept: int) -> None:
-        self.write(r.CommandOver(self.key, ended, kept))
+    def over(self, end: MakeEndRecord, kept: int) -> None:
+        self._ledger.record(lambda: r.CommandOver(self.key, end(), kept))
 
     def refused(self) -> None:
-        self.write(r.CommandRefused(self.key))
+        self._ledger.record(r.CommandRefused, self.key)
 
     def forgotten(self) -> None:
         """The end of another command removed this one: lost output need not be recorded."""
@@ -141,7 +148,7 @@ class ShellRecorder(JobRecorder):
         self._lingering: dict[str, tuple[JobStream, ...]] = {}
 
     def opening(self, spec: ShellSpec, path: str, real: str, started_at: float) -> None:
-        self.write(r.ShellOpening(self.key, spec, path, real, self.directory, started_at))
+        self._ledger.record(r.ShellOpening, self.key, spec, path, real, self.directory, started_at)
 
     def new_control_lines(self) -> ControlLines | None:
         """Return the file from which control lines are sent; None if they are sent from memory."""
@@ -169,6 +176,8 @@ class ShellRecorder(JobRecorder):
 
         The keeper drops the former pipes of the same names once every stream in `still_open` is closed.
         """
+        if not self._durability.survives:
+            return
         for each in [each for each, held in self._lingering.items() if all(output.fd < 0 for output in held)]:
             del self._lingering[each]
             self._durability.link.drop(each)
@@ -196,7 +205,7 @@ class ShellRecorder(JobRecorder):
 
     def gone(self) -> None:
         """Record that the shell is no longer retained, and drop the keeper's copies."""
-        self.write(r.ShellGone(self.key))
+        self._ledger.record(r.ShellGone, self.key)
         self._durability.link.drop(f"{self.key}.saved")
         for key in (*self._lingering, *(each.key for each in self._pairs.values())):
             self._durability.link.drop(key)
@@ -215,30 +224,30 @@ class ShellRecorder(JobRecorder):
         self, number: int, inode: int, cwd: str | None, *, restored: str = "", command: int = 0, exit_code: int = 0
     ) -> None:
         where = None if cwd is None else os.fsencode(cwd)
-        self.write(r.ProgramBegins(self.key, number, inode, where, restored, command, exit_code))
+        self._ledger.record(r.ProgramBegins, self.key, number, inode, where, restored, command, exit_code)
 
     def ready(self, answer: Answer, command_line: bytes) -> None:
-        self.write(r.ProgramReady(self.key, answer_record(answer), command_line))
+        self._ledger.record(lambda: r.ProgramReady(self.key, answer_record(answer), command_line))
 
     def answer_part(self, data: bytes) -> None:
-        self.write(r.AnswerPart(self.key, data))
+        self._ledger.record(r.AnswerPart, self.key, data)
 
     def interrupted(self, interrupt_id: str, command: int) -> None:
-        self.write(r.InterruptRequested(self.key, interrupt_id, command))
+        self._ledger.record(r.InterruptRequested, self.key, interrupt_id, command)
 
     def given_up(self, command: int, exit_code: int) -> None:
-        self.write(r.ProgramGivenUp(self.key, command, exit_code))
+        self._ledger.record(r.ProgramGivenUp, self.key, command, exit_code)
 
     def closing(self, *, keep: bool, grace: float) -> None:
-        self.write(r.ShellClosing(self.key, keep, grace))
+        self._ledger.record(r.ShellClosing, self.key, keep, grace)
 
     def closes(self, reason: str, status: ExitStatus, *, refuses: bool) -> None:
         code, signal = status.exit_code, status.signal
-        self.write(r.ShellEnded(self.key, _printable(reason), code, signal, refuses, status))
+        self._ledger.record(r.ShellEnded, self.key, _printable(reason), code, signal, refuses, status)
 
     def ended(self, status: ExitStatus) -> None:
         """Record the exit in the journal of the shell's own output."""
-        self.write(r.JobEnded.of(self.key, status, time.time()))
+        self._ledger.record(r.JobEnded.of, self.key, status, time.time())
 
 
 def answer_record(answer: Answer) -> r.AnswerRecord:

@@ -397,7 +397,8 @@ class ResumedShell(LiveShell):
             self._idle = self._loop.call_later(IDLE_SECONDS, self._save_exports)
         elif past.end is not None:
             program.forget_answer()
-            self._record_end(command, command_ended(past.end), past.end)
+            end = past.end
+            self._record_end(command, command_ended(end), lambda: end)
             program.clean_up_again()
         else:
             program.restore_answer_part(self._inherited.shell.part)

@@ -66,8 +66,7 @@ from holdfast.types import (
 
 if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
-    from holdfast.runtime.durability.records import CommandEndRecord
-    from holdfast.runtime.durability.shell_recorder import CommandRecorder, ShellRecorder
+    from holdfast.runtime.durability.shell_recorder import CommandRecorder, MakeEndRecord, ShellRecorder
     from holdfast.runtime.output.poller import Poller
 
 Phase = Literal["starting", "idle", "running", "restarting", "recording", "closed"]
@@ -441,7 +440,7 @@ class LiveShell:
         )
         self._record_end(command, ended, self._program.end_record(ended))
 
-    def _record_end(self, command: ShellCommand, ended: CommandEnded, end: CommandEndRecord) -> None:
+    def _record_end(self, command: ShellCommand, ended: CommandEnded, end: MakeEndRecord) -> None:
         if self._phase != "closed":
             self._enter("recording")
         recorder = command.recorder

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import PermissionRefused, ResourceExhausted
-from holdfast.runtime.durability.records import CommandEndRecord
 from holdfast.runtime.durability.shell_recorder import (
     CommandRecorder,
     ControlLines,
+    MakeEndRecord,
     ShellRecorder,
     command_end_record,
 )
@@ -376,9 +376,10 @@ class ShellProgram:
         if line:
             self.send(line)
 
-    def end_record(self, ended: CommandEnded) -> CommandEndRecord:
+    def end_record(self, ended: CommandEnded) -> MakeEndRecord:
         """The state at the end of a command, for the next server; before `clean_up`."""
-        return command_end_record(ended, self._answer, **self._pending._asdict())
+        answer, pending = self._answer, self._pending
+        return lambda: command_end_record(ended, answer, **pending._asdict())
 
     def return_to(self, cwd: str) -> None:
         """Change to the directory that the shell had before a command with a directory of its own."""

@@ -128,7 +128,6 @@ class LiveTerminal:
         self._closing = False
         self._prints = 0
         #: The state that was recorded last.
-        self._recorded_state: TerminalCheckpoint | None = None
         self._waiters: set[asyncio.Event] = set()
         self._loop = asyncio.get_running_loop()
         self._now = now
@@ -252,7 +251,7 @@ class LiveTerminal:
         held = self._filter.release() if self._filter is not None else b""
         if held:
             self._note_output(held, self._now())
-            self.process.recorder.delay_checkpoint(self._saved_state(self.process.recorder.key))
+            self.process.recorder.terminal_checkpoint(self._saved_state, delay=True)
         return held
 
     def _note_output(self, data: bytes, now: float) -> None:
@@ -621,10 +620,7 @@ class LiveTerminal:
 
     def _save_state(self) -> None:
         """Record the state if it has changed, for the next server."""
-        state = self._saved_state(self.process.recorder.key)
-        if state != self._recorded_state:
-            self._recorded_state = state
-            self.process.recorder.terminal_checkpoint(state)
+        self.process.recorder.terminal_checkpoint(self._saved_state)
 
     def _saved_state(self, key: int) -> TerminalCheckpoint:
         return TerminalCheckpoint(
@@ -651,7 +647,7 @@ class LiveTerminal:
         )
 
     def _restore(self, memory: TerminalCheckpoint) -> None:
-        self._recorded_state = memory
+        self.process.recorder.checkpoint = memory
         self.changes, self.reason, self.last_exit_code = memory.changes, memory.reason, memory.last_exit_code
         self.prompt, self.prompts = memory.prompt, memory.prompts
         self.typed, self._typed_at, self._unsettled = memory.typed, memory.typed_at, memory.unsettled
