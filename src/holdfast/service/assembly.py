@@ -46,9 +46,11 @@ from holdfast.service.observability.metered_store import MeteredStore
 from holdfast.service.observability.metrics import Metrics
 from holdfast.service.observability.observer import ServiceCallObserver, count_metrics, count_sessions
 from holdfast.service.observability.tracing import Tracer, open_tracer
+from holdfast.service.policy.made_sandbox import is_made
 from holdfast.service.policy.profiles import PolicyRules
 from holdfast.service.problems import Problem
 from holdfast.service.rules_file import read_rules
+from holdfast.service.sandboxes.session_sandboxes import SessionSandboxes
 from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.backend.egress import Egress
 from holdfast.service.sessions.backend.preparation import Preparation
@@ -113,7 +115,8 @@ class ServiceReplica:
     async def _start(self) -> StartupReport:
         settings, clock, parts = self._settings, self._clock, self._parts
         parts.callback(self._tracer.close)
-        check_address(settings.sandbox)
+        if not is_made(settings.sandbox):
+            check_address(settings.sandbox)
         store = self._store = await open_store(settings, clock=clock, kind=MeteredStore, metrics=self.metrics)
         parts.push_async_callback(store.close)
         if store.database.is_sqlite:
@@ -122,7 +125,7 @@ class ServiceReplica:
             await store.release_all()
         token = await agents.make_first_operator(store)
         manager = await self._sessions(store)
-        housekeeping = Housekeeping(store, self.readiness, clock, settings)
+        housekeeping = Housekeeping(store, self.readiness, clock, settings, self._sandboxes)
         housekeeping.start()
         parts.push_async_callback(housekeeping.stop)
 
@@ -137,6 +140,8 @@ class ServiceReplica:
         pool = SandboxPool(
             self._connect, clock, limit=settings.max_sandboxes, idle_seconds=settings.sandbox_idle_seconds
         )
+        sandboxes = self._sandboxes = SessionSandboxes(store, settings, pool.retire)
+        parts.push_async_callback(sandboxes.stop)
         # The manager gets the monitor in its constructor, so the gateway calls the manager through this replica.
         gateway = MonitorGateway(pool, store, clock, lambda *work: self._manager.enforce_limit(*work))
         monitor = ResourceMonitor(gateway, clock, self.metrics, _monitor(settings))
@@ -159,7 +164,8 @@ class ServiceReplica:
             usage=monitor.latest,
             emit=count_metrics(self.metrics),
             tracer=self._tracer,
-            watchers=(monitor, egress),
+            watchers=(monitor, egress, sandboxes),
+            sandboxes=sandboxes,
             assigned_profile=partial(agents.assigned_profile, store),
         )
         parts.push_async_callback(manager.stop)
@@ -174,6 +180,8 @@ class ServiceReplica:
             if address == "local":
                 # Before the client does: a server that the client starts gets the whole environment.
                 await asyncio.to_thread(ensure_server, environ=for_sandboxes(os.environ))
+            if (made := await self._sandboxes.connect(address)) is not None:
+                return made
             return await open_exec(
                 address, reconnect_deadline=self._settings.reconnect_seconds, client_name=CLIENT_NAME
             )

@@ -1,4 +1,4 @@
-"""Periodic work of a replica: removes expired rows and checks that the database answers.
+"""Periodic work of a replica: removes expired rows and sandboxes, and checks that the database answers.
 
 Uses the store and the injected clock. An error is logged, and the work is repeated; no session stops.
 """
@@ -12,6 +12,7 @@ from typing import Final
 from holdfast.service.clock import SystemClock, WallClock, sleep
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.problems import Problem
+from holdfast.service.sandboxes.session_sandboxes import SessionSandboxes
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store import Removed, Store
 
@@ -25,19 +26,28 @@ _log = logging.getLogger("holdfast.service")
 
 
 class Housekeeping:
-    """Two loops. Call `start`, then `stop`."""
+    """Three loops. Call `start`, then `stop`."""
 
-    def __init__(self, store: Store, readiness: Readiness, clock: WallClock, settings: ServiceSettings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        readiness: Readiness,
+        clock: WallClock,
+        settings: ServiceSettings,
+        sandboxes: SessionSandboxes | None = None,
+    ) -> None:
         self._store = store
         self._readiness = readiness
         self._clock = clock
         self._settings = settings
+        self._sandboxes = sandboxes
         self._tasks: list[asyncio.Task[None]] = []
         #: The step of the wall clock that was logged last.
         self._reported_step = 0.0
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._watch_store()), asyncio.create_task(self._retain())]
+        loops = (self._watch_store(), self._retain(), self._prune())
+        self._tasks = [asyncio.create_task(each) for each in loops]
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -61,6 +71,21 @@ class Housekeeping:
             except Problem as problem:
                 _log.warning("retention: %s", problem.message)
             await sleep(self._clock, self._settings.audit_retention_interval)
+
+    async def prune_once(self, sandboxes: SessionSandboxes) -> None:
+        """Remove the sandboxes of ended sessions, and expired sandboxes."""
+        try:
+            await sandboxes.remove_ended()
+            await sandboxes.prune()
+        except Problem as problem:
+            _log.warning("removal of sandboxes: %s", problem.message)
+
+    async def _prune(self) -> None:
+        if self._sandboxes is None or not self._settings.sandbox_prune_interval:
+            return
+        while True:
+            await self.prune_once(self._sandboxes)
+            await sleep(self._clock, self._settings.sandbox_prune_interval)
 
     def _check_clock(self) -> None:
         if not isinstance(self._clock, SystemClock):

@@ -58,6 +58,7 @@ def shown_rules(rules: PolicyRules) -> dict[str, Any]:
             for name, profile in rules.profiles.items()
         },
         "agents": {name: agent.profile for name, agent in rules.agents.items()},
+        "templates": {name: each.engine or "any engine" for name, each in rules.templates.items()},
         "workspaces": rules.workspaces,
         "warnings": [warning for profile in rules.profiles.values() for warning in warnings(profile)],
     }

@@ -89,6 +89,11 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: How long calls wait for a broken connection before they fail. Agents do not wait longer.
     reconnect_seconds: float = 10.0
 
+    #: How long a sandbox for a session may take until it is made: an image may have to be pulled first.
+    sandbox_seconds: float = 600.0
+    #: Between two searches for sandboxes of ended sessions and for expired ones, which crashed replicas left.
+    sandbox_prune_interval: float = 60.0
+
     #: `FIRST-LAST`: uids for sessions in sandboxes whose server is root, one for each agent. By default 65,536 of
     #: those that no distribution gives to accounts, containers or services: above systemd's for containers, which
     #: end at 1,879,048,191, and far above the usual ones of /etc/subuid.

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from holdfast.fleet.template import Template
 from holdfast.service.problems import Denied
 from holdfast.service.types import Guard, Network, Resources, SandboxMode, ServiceStruct, SessionUser
 
@@ -20,6 +21,8 @@ Verdict = Literal["allow", "ask", "deny"]
 #: Control actions of `SendInput`; a size may always be set.
 SignalName = Literal["CTRL_C", "CTRL_D", "SIGINT", "SIGTERM", "SIGKILL"]
 Activity = Literal["input", "output"]
+#: Engines of `holdfast.fleet` that make sandboxes for sessions.
+EngineName = Literal["bwrap", "docker", "podman", "local"]
 #: Seconds, or text such as "90s", "30m", "8h", "7d".
 Seconds = Annotated[float, msgspec.Meta(extra={"unit": "seconds"})]
 #: Bytes, or text such as "512M", "4GiB" (`holdfast.sizes`); "unlimited" is no limit.
@@ -115,11 +118,15 @@ class ResourceLimits(ServiceStruct, frozen=True):
 
 
 class SandboxRules(ServiceStruct, frozen=True):
-    """Confinement of sessions, and guards without which no session is created."""
+    """Confinement of sessions, guards without which no session is created, and sandboxes made for sessions."""
 
     mode: SandboxMode = "bubblewrap"
     user: SessionUser = "auto"
     require: tuple[Guard, ...] = ()
+    #: Engines of `ENGINE:new` and templates of `ENGINE:new?template=NAME`. By default none: a sandbox costs more
+    #: than a session.
+    engines: tuple[EngineName, ...] = ()
+    templates: tuple[str, ...] = ()
 
 
 class ApprovalRules(ServiceStruct, frozen=True):
@@ -202,6 +209,13 @@ class AgentRules(ServiceStruct, frozen=True):
         return self.locations.get(key, BUILT_IN)
 
 
+class TemplateRules(ServiceStruct, frozen=True):
+    """A template of the rules. With `engine`, only that engine makes sandboxes of it."""
+
+    template: Template = Template()
+    engine: EngineName | None = None
+
+
 class PolicyRules(ServiceStruct, frozen=True):
     """The rules of a file, or the defaults."""
 
@@ -213,6 +227,7 @@ class PolicyRules(ServiceStruct, frozen=True):
     name: str = BUILT_IN
     #: Whether the file sets `workspaces`: then it applies to every sandbox.
     names_workspaces: bool = False
+    templates: dict[str, TemplateRules] = msgspec.field(default_factory=dict)
 
     def agent(self, agent_id: str) -> AgentRules:
         """Return the agent by name, else by the first matching pattern, else one with the defaults."""

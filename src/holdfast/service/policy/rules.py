@@ -11,11 +11,24 @@ import re
 import tomllib
 import types
 import typing
+from collections.abc import Collection
 from typing import Any, Final
 
 import msgspec
 
-from holdfast.service.policy.profiles import AgentRules, CommandRule, Commands, Environment, PolicyRules, Profile
+from holdfast.errors import InvalidParams
+from holdfast.fleet.template import Template, make_template
+from holdfast.service.policy.profiles import (
+    AgentRules,
+    CommandRule,
+    Commands,
+    EngineName,
+    Environment,
+    PolicyRules,
+    Profile,
+    Seconds,
+    TemplateRules,
+)
 from holdfast.service.policy.toml_lines import Path, lines_of
 from holdfast.service.problems import Invalid
 from holdfast.sizes import parse_size
@@ -24,7 +37,7 @@ from holdfast.sizes import parse_size
 MAX_BYTES: Final = 1024 * 1024
 #: Errors that are reported together.
 _MAX_COMPLAINTS: Final = 20
-_TOP: Final = ("workspaces", "profiles", "agents")
+_TOP: Final = ("workspaces", "profiles", "agents", "templates")
 _HIDDEN: Final = ("name", "locations")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _EXPECTED: Final = {
@@ -91,9 +104,10 @@ class _Loader:
         if not isinstance(workspaces, str) or not _is_directory(workspaces):
             self._complain(("workspaces",), f"{_shown(workspaces)} is not an absolute path")
             workspaces = base.workspaces
+        templates = {name: self._template(name, value) for name, value in self._tables("templates").items()}
         profiles = self._tables("profiles")
         for name in profiles:
-            self._profile(name, profiles, base, ())
+            self._check_templates(self._profile(name, profiles, base, ()), templates)
         agents = {pattern: self._agent(pattern, value, base) for pattern, value in self._tables("agents").items()}
         if self._complaints:
             raise RulesInvalid(self._complaints)
@@ -103,6 +117,7 @@ class _Loader:
             workspaces.rstrip("/"),
             self._name,
             names_workspaces="workspaces" in self._values,
+            templates=templates,
         )
 
     # --- errors ----------------------------------------------------------------------------------------------
@@ -146,8 +161,7 @@ class _Loader:
         if name not in tables:
             return base.profiles.get(name, Profile())
         values, path = tables[name], ("profiles", name)
-        if not _PROFILE_NAME.fullmatch(name):
-            self._complain(path, "a name has letters, digits, `.`, `_` and `-`, at most 64")
+        self._check_name(name, path)
         parent = self._parent(name, tables, base, below)
         sections = msgspec.structs.fields(Profile)
         self._keys(values, ("extends", *(each.name for each in sections if each.name not in _HIDDEN)), path)
@@ -282,6 +296,38 @@ class _Loader:
         if agent.workspace and not _is_directory(agent.workspace.replace("{agent}", "agent")):
             self._complain((*path, "workspace"), f"{agent.workspace!r} is not an absolute path")
         return agent
+
+    # --- sandboxes -------------------------------------------------------------------------------------------
+
+    def _template(self, name: str, values: dict[str, Any]) -> TemplateRules:
+        """Parse a template: the fields of `holdfast.Template`, and the engine that it is for."""
+        path: Path = ("templates", name)
+        self._check_name(name, path)
+        self._keys(values, ("engine", *Template.__struct_fields__), path)
+        fields = {key: value for key, value in values.items() if key in Template.__struct_fields__}
+        for key in ("lifetime", "idle"):
+            if key in fields:
+                fields[key] = self._value(fields[key], Seconds, (*path, key), 1.0)
+        template = Template()
+        for key, value in fields.items():
+            try:
+                template = make_template(template, {key: value})
+            except InvalidParams as error:
+                self._complain((*path, key), error.message.removeprefix(f"template: {key}: "))
+        engine = self._value(values["engine"], EngineName, (*path, "engine"), None) if "engine" in values else None
+        return TemplateRules(template, engine)
+
+    def _check_name(self, name: str, path: Path) -> None:
+        if not _PROFILE_NAME.fullmatch(name):
+            self._complain(path, "a name has letters, digits, `.`, `_` and `-`, at most 64")
+
+    def _check_templates(self, profile: Profile, templates: Collection[str]) -> None:
+        """Report templates of a profile that the file does not have."""
+        for index, name in enumerate(profile.sandbox.templates):
+            at = ("profiles", profile.name, "sandbox", "templates", index)
+            if at in self._lines and name not in templates:
+                known = ", ".join(sorted(templates)) or "the templates of this file: there are none"
+                self._complain(at, f"{name!r} is not one of {known}")
 
     # --- values ----------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import msgspec
 from holdfast.errors import HoldfastError
 from holdfast.secret_names import looks_secret
 from holdfast.service.api import CreateRequest, CreateResult, SessionView
+from holdfast.service.policy.made_sandbox import MadeSandbox
 from holdfast.service.positions import Position, write_token
 from holdfast.service.problems import Denied, NotNow, Problem, TooLate
 from holdfast.service.sessions.backend.connections import problem_of
@@ -26,7 +27,7 @@ from holdfast.service.sessions.context import SessionContext
 from holdfast.service.sessions.following.events import audit_entry, event_entry
 from holdfast.service.sessions.following.leases import Leases
 from holdfast.service.sessions.handles import SessionHandles
-from holdfast.service.sessions.ports import AssignedProfile, MetricEvent, PlanEnforcement, Prepare
+from holdfast.service.sessions.ports import AssignedProfile, MetricEvent, PlanEnforcement, Prepare, SandboxSource
 from holdfast.service.sessions.rulebook import Rulebook
 from holdfast.service.store.types import SessionLease
 from holdfast.service.types import SERVICE_STREAM, AuditEntry, Caller, SessionRecord
@@ -52,6 +53,7 @@ class SessionCreator:
         plan: PlanEnforcement,
         prepare: Prepare,
         assigned_profile: AssignedProfile,
+        sandboxes: SandboxSource,
     ) -> None:
         self._context = context
         self._rules = rules
@@ -61,13 +63,18 @@ class SessionCreator:
         self._plan = plan
         self._prepare = prepare
         self._assigned_profile = assigned_profile
+        self._sandboxes = sandboxes
 
     async def create(self, caller: Caller, request: CreateRequest) -> CreateResult:
         context = self._context
         agent_id = request.agent_id or caller.agent_id
         profile = await self._assigned_profile(agent_id)
         try:
-            record, environment = self._draft(caller, agent_id, profile, request)
+            sandbox = request.sandbox or context.settings.sandbox
+            made = self._rules.made_sandbox(sandbox)
+            if made is None:
+                await self._sandboxes.check_unowned(sandbox)
+            record, environment = self._draft(caller, agent_id, profile, request, sandbox, made)
             stored = await context.store.add_session(
                 record,
                 per_agent=self._rules.max_sessions(agent_id),
@@ -85,25 +92,36 @@ class SessionCreator:
             return await self._existing(stored)
         self._leases.expect(record.session_id)
         try:
+            if made is not None:
+                await self._sandboxes.make(record, made)
             return await self._open(caller, record, environment)
         except BaseException as error:
             await self._failed(record, error)
             raise
 
     def _draft(
-        self, caller: Caller, agent_id: str, profile: str, request: CreateRequest
+        self,
+        caller: Caller,
+        agent_id: str,
+        profile: str,
+        request: CreateRequest,
+        sandbox: str,
+        made: MadeSandbox | None,
     ) -> tuple[SessionRecord, dict[str, str]]:
         """Return the record and the environment of the new session; `Denied` if the rules forbid it."""
         context = self._context
         if not caller.may_see(agent_id):
             raise Denied("agent_id: only an operator creates sessions for other agents", reason="NOT_AN_OPERATOR")
-        sandbox = request.sandbox or context.settings.sandbox
-        if not context.settings.allows_sandbox(sandbox):
+        if made is None and not context.settings.allows_sandbox(sandbox):
             message = f"sandbox {sandbox!r}: the service does not allow it (allowed_sandboxes)"
             raise Denied(message, reason="SANDBOX_NOT_ALLOWED")
-        placed = msgspec.structs.replace(request, sandbox=sandbox)
+        placed = msgspec.structs.replace(request, sandbox=sandbox if made is None else made.placement)
         policy = self._rules.resolve(agent_id, placed, operator=caller.role == "operator", assigned=profile)
         environment = self._rules.environment(policy, request.environment)
+        if made is not None:
+            policy = self._rules.within_template(policy, made)
+            environment = {**made.template.env, **environment}
+            sandbox = self._sandboxes.new_address(made)
         now = context.clock.time()
         record = SessionRecord(
             session_id=f"ses-{secrets.token_hex(10)}",
@@ -215,6 +233,7 @@ class SessionCreator:
         with contextlib.suppress(Problem):
             await self._handles.backend(record).close("force")
         await self._over(record, "the service stopped before the session was open", "ABANDONED")
+        self._leases.creation_failed(record.session_id)
 
     async def _over(self, record: SessionRecord, detail: str, reason: str) -> None:
         context, now = self._context, self._context.clock.time()

@@ -45,9 +45,11 @@ from holdfast.service.sessions.ports import (
     EmitMetric,
     FindUsage,
     MetricEvent,
+    NoSandboxes,
     PlanEnforcement,
     Prepare,
     Redact,
+    SandboxSource,
     SessionStore,
     SessionWatcher,
     as_is,
@@ -95,6 +97,7 @@ class SessionManager:
         tracer: Tracer | None = None,
         watchers: Sequence[SessionWatcher] = (),
         assigned_profile: AssignedProfile = no_profile,
+        sandboxes: SandboxSource | None = None,
     ) -> None:
         self.replica = settings.replica or f"replica-{secrets.token_hex(6)}"
         self.store = store
@@ -133,6 +136,7 @@ class SessionManager:
             plan=plan,
             prepare=prepare,
             assigned_profile=assigned_profile,
+            sandboxes=sandboxes or NoSandboxes(),
         )
         self._closer = SessionCloser(context, self._handles, self.leases)
 

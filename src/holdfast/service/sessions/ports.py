@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from holdfast.service.api import AuditFilter
+from holdfast.service.policy.made_sandbox import MadeSandbox
+from holdfast.service.problems import Denied
 from holdfast.service.sessions.backend.enforcement import EnforcementPlan
 from holdfast.service.store.types import Fence, Page, RowNotice, SessionFilter, SessionLease, encode_token
 from holdfast.service.types import (
@@ -154,6 +156,31 @@ class SessionWatcher(Protocol):
     def closed(self, session_id: str) -> None:
         """The session is over."""
         ...
+
+
+class SandboxSource(Protocol):
+    """Makes sandboxes for sessions; a `SessionWatcher` removes them."""
+
+    def new_address(self, made: MadeSandbox) -> str: ...
+
+    async def check_unowned(self, address: str) -> None:
+        """`Denied` for the address of a sandbox that was made for a session."""
+        ...
+
+    async def make(self, record: SessionRecord, made: MadeSandbox) -> None:
+        """Make the sandbox at the address of a stored session."""
+        ...
+
+
+class NoSandboxes:
+    """For a service that makes no sandboxes."""
+
+    def new_address(self, made: MadeSandbox) -> str:
+        raise Denied("this service makes no sandboxes", reason="SANDBOX_NOT_ALLOWED")
+
+    async def check_unowned(self, address: str) -> None: ...
+
+    async def make(self, record: SessionRecord, made: MadeSandbox) -> None: ...
 
 
 class MetricEvent(ServiceStruct, frozen=True):

@@ -20,6 +20,12 @@ from holdfast.service.policy.engine import (
     refusal,
     resolve,
 )
+from holdfast.service.policy.made_sandbox import (
+    MadeSandbox,
+    check_made_sandbox,
+    find_made_sandbox,
+    narrow_policy,
+)
 from holdfast.service.policy.profiles import PolicyRules, Profile
 from holdfast.service.policy.typed_lines import InputDecision, LineBuffer, decide_input
 from holdfast.service.types import SessionPolicy, SessionRecord
@@ -50,6 +56,15 @@ class Rulebook:
             agent = msgspec.structs.replace(self.rules.agent(agent_id), profile=assigned)
             rules = msgspec.structs.replace(rules, agents={**rules.agents, agent_id: agent})
         return resolve(rules, agent_id, request.policy, initial_cwd=request.initial_cwd, operator=operator)
+
+    def made_sandbox(self, address: str) -> MadeSandbox | None:
+        """Return the sandbox that an address requests to be made; None for the address of an existing one."""
+        return find_made_sandbox(self.rules, address)
+
+    def within_template(self, policy: SessionPolicy, made: MadeSandbox) -> SessionPolicy:
+        """Return the policy within a sandbox that is made; `Denied` if the profile does not allow the sandbox."""
+        check_made_sandbox(self.rules, self.profile(policy), made)
+        return narrow_policy(policy, made.template)
 
     def environment(self, policy: SessionPolicy, asked: dict[str, str]) -> dict[str, str]:
         """Return the environment of a session; `Denied` for a refused variable."""

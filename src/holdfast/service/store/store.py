@@ -28,6 +28,7 @@ from holdfast.service.store.group_commit import GroupCommit
 from holdfast.service.store.leases import LeaseRows
 from holdfast.service.store.notices import NoticeListener, Notices, PostgresNotices
 from holdfast.service.store.retention import Retention
+from holdfast.service.store.sandboxes import SandboxRows
 from holdfast.service.store.sessions import SessionRows
 from holdfast.service.store.usage import UsageRows
 from holdfast.service.store.verification import Verification, Verifier
@@ -38,7 +39,7 @@ MIN_KEY_BYTES: Final = 16
 _ALL: Final = AuditFilter()
 
 
-class Store(SessionRows, LeaseRows, AuditLog, ApprovalRows, AgentRows, UsageRows, Retention):
+class Store(SessionRows, LeaseRows, SandboxRows, AuditLog, ApprovalRows, AgentRows, UsageRows, Retention):
     """Created by `Store.open`. Its base classes are one for each kind of row, on one database."""
 
     def __init__(self, database: Database, audit_key: bytes | None) -> None:

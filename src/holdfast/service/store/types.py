@@ -60,6 +60,15 @@ class SessionLease(ServiceStruct, frozen=True):
     expires_at: float
 
 
+class OwnedSandbox(ServiceStruct, frozen=True):
+    """A sandbox that was made for a session and is removed with it."""
+
+    session_id: str
+    agent_id: str
+    #: `ENGINE:ID`.
+    sandbox: str
+
+
 class Fence(ServiceStruct, frozen=True):
     """Condition of an append: the session's lease is unchanged, and `audited_token` is below `token`.
 

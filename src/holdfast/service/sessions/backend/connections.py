@@ -105,6 +105,11 @@ class SandboxPool:
                 connection.info = asyncio.ensure_future(_info(api))
             return await asyncio.shield(connection.info)
 
+    def retire(self, address: str) -> None:
+        """Close the connection to a sandbox that is removed, after its last user."""
+        if (connection := self._connections.get(address)) is not None:
+            self._retire(connection)
+
     async def aclose(self) -> None:
         """Close all connections. Processes in the sandboxes continue."""
         self._closed = True

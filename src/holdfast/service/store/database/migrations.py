@@ -111,7 +111,18 @@ _THIRD: Final = (
     """,
 )
 
-MIGRATIONS: Final = (Migration(1, _FIRST), Migration(2, _SECOND), Migration(3, _THIRD))
+#: Replicas of the previous version can run beside this one: they make no sandboxes. A session that such a replica
+#: closes has its sandbox removed by the next replica of this version.
+_FOURTH: Final = (
+    """
+    CREATE TABLE session_sandboxes (
+        session_id TEXT PRIMARY KEY, agent_id TEXT NOT NULL, sandbox TEXT NOT NULL UNIQUE,
+        made_at DOUBLE PRECISION NOT NULL, removing_until DOUBLE PRECISION NOT NULL
+    )
+    """,
+)
+
+MIGRATIONS: Final = (Migration(1, _FIRST), Migration(2, _SECOND), Migration(3, _THIRD), Migration(4, _FOURTH))
 
 
 async def migrate(connection: StoreConnection, now: float, steps: Sequence[Migration] = MIGRATIONS) -> list[int]:

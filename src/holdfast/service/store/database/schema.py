@@ -74,6 +74,18 @@ SESSION_USAGE: Final = Table(
     Column("usage", Text, nullable=False),
 )
 
+#: Sandboxes that were made for sessions. No reference to the session: retention may remove the session first.
+SESSION_SANDBOXES: Final = Table(
+    "session_sandboxes",
+    METADATA,
+    Column("session_id", Text, primary_key=True),
+    Column("agent_id", Text, nullable=False),
+    Column("sandbox", Text, nullable=False, unique=True),
+    Column("made_at", Double, nullable=False),
+    # A replica removes the sandbox, until then; 0 is no such replica.
+    Column("removing_until", Double, nullable=False),
+)
+
 STREAMS: Final = Table(
     "audit_streams",
     METADATA,

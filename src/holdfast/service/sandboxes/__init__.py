@@ -1,0 +1,1 @@
+"""Sandboxes that the service makes for sessions through `holdfast.fleet`, and removes with them."""
