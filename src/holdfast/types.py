@@ -35,7 +35,7 @@ TERMINAL_OUTPUT_BYTES: Final = 16 * 1024 * 1024
 #: The largest message that servers and clients accept by default. A 50 MiB body of a model call as base64 fits.
 MAX_MESSAGE_BYTES: Final = 96 * 1024 * 1024
 #: Larger input is written in pieces of this size; a process accepts about as much before the writer has to wait.
-WRITE_PIECE_BYTES: Final = 256 * 1024
+WRITE_PIECE_BYTES: Final = 1024 * 1024
 #: Ended commands of a shell that stay readable, for a client whose connection broke.
 KEPT_SHELL_COMMANDS: Final = 4
 #: A piece of a file in one message: large enough that a round trip counts little, and 8 of them fit in memory.
