@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,3 +62,12 @@ async def test_descriptors_in_a_jail_lead_to_nothing_of_the_host() -> None:
 async def test_the_server_of_a_jail_is_closed_to_its_programs() -> None:
     async with create("bwrap") as box:
         assert (await box.exec(["python3", "-c", _READABLE])).stdout == ""
+
+
+async def test_no_descriptor_in_a_jail_writes_to_a_file_of_the_host(fleet_directory: Path) -> None:
+    script = _DESCRIPTORS.replace("print(pid, ", 'print(open(f"/proc/{pid}/fdinfo/{fd}").read().split()[3], ')
+    async with create("bwrap") as box:
+        found = [line.split() for line in (await box.exec(["python3", "-c", script])).stdout.splitlines()]
+    assert found, "the processes of bubblewrap are readable"
+    writable = [target for flags, target, _ in found if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY]
+    assert [target for target in writable if target.startswith(str(fleet_directory))] == []

@@ -119,7 +119,7 @@ class SandboxDirectory:
 
     def hold(self) -> int:
         """The descriptor that holds the lock of a sandbox that has ended."""
-        lock = os.open(f"{self.path}/lock", os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(f"{self.path}/lock", os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -229,7 +229,8 @@ class SandboxDirectories:
         with self._changing():
             os.mkdir(directory.path, 0o711)
             try:
-                lock = os.open(f"{directory.path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                # Read-only: programs in a jail can take the descriptor from the process that holds the lock.
+                lock = os.open(f"{directory.path}/lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError:
                 os.rmdir(directory.path)
                 raise

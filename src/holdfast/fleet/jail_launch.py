@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x0002_0000, 0x1000_0000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_MOVE = 1, 2, 4, 32, 4096, 8192
-MS_REC, MS_PRIVATE = 16384, 1 << 18
+MS_REC, MS_PRIVATE, MS_SLAVE = 16384, 1 << 18, 1 << 19
 # The mount API of Linux 5.2 and 5.12 has no wrappers in the C library of Debian 12. The numbers are the same on
 # every architecture.
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442
@@ -31,9 +31,13 @@ MOUNT_ATTR_IDMAP = 0x0010_0000
 FIRST_UID, UID_COUNT = 1_878_982_656, 65_536
 #: In the mount namespace of a zygote: the tree of the bundle, where it is in every jail, and the host's own /run.
 SERVER, HOST_RUN = "/run/holdfast/server", "/run/holdfast/host"
+#: In a jail: the messages of its server, in memory that counts as the jail's.
+SERVER_LOG = "/run/holdfast/private/server.log"
 #: Where the mounts are when bubblewrap starts. Any directory that every user may search will do: in this namespace
 #: nothing else needs it.
 STAGE = "/tmp"
+#: The stage holds mount points and bubblewrap's messages. Programs in the jail can reach the file of the messages.
+STAGE_BYTES = 1024 * 1024
 
 #: Before a request to a zygote: the length of its JSON.
 REQUEST_HEAD = struct.Struct("!I")
@@ -80,7 +84,8 @@ def enter_zygote_namespace(tree: str, *, privileged: bool) -> None:
         call("unshare", CLONE_NEWNS)
     else:
         enter_own_user_namespace()
-    mount(None, "/", None, MS_REC | MS_PRIVATE)
+    # File systems that the host mounts later are visible here, where the host shares its mounts.
+    mount(None, "/", None, MS_REC | MS_SLAVE)
     source = syscall(SYS_OPEN_TREE, AT_FDCWD, tree.encode(), OPEN_TREE_CLONE | os.O_CLOEXEC)
     run = syscall(SYS_OPEN_TREE, AT_FDCWD, b"/run", OPEN_TREE_CLONE | AT_RECURSIVE | os.O_CLOEXEC)
     mount("tmpfs", "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
@@ -99,7 +104,7 @@ def mount_stage(spec: dict[str, Any], userns: int | None, uid: int) -> None:
     """Build all sources of bubblewrap's mounts in one directory, and move it to where the jail's uids reach it."""
     stage, files = host_path(spec["stage"]), host_path(spec["files"])
     lower = None if spec["lower"] is None else host_path(spec["lower"])
-    mount("tmpfs", stage, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
+    mount("tmpfs", stage, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size={STAGE_BYTES}")
     if spec["disk"] is not None:
         files = f"{stage}/files"
         os.mkdir(files)
@@ -137,8 +142,10 @@ def mount_stage(spec: dict[str, Any], userns: int | None, uid: int) -> None:
             mapped_by = None
         bind(each["source"], target, mapped_by)
     os.mkfifo(f"{stage}/hold")
+    write(f"{stage}/log", "", os.O_CREAT)
     if uid:
-        os.chown(f"{stage}/hold", uid, uid)
+        for name in ("hold", "log"):
+            os.chown(f"{stage}/{name}", uid, uid)
     mount(stage, STAGE, None, MS_MOVE)
 
 

@@ -38,6 +38,7 @@ from holdfast.types import ProcessSpec
 DESCRIPTORS: Final = 6
 HEAD: Final = jail_launch.REQUEST_HEAD
 START_SECONDS: Final = 30
+LOG_TAIL_BYTES: Final = 4_000
 #: For one process of the zygote's own; it takes milliseconds.
 WARM_SECONDS: Final = 10.0
 #: In the order in which they are entered: without the mount namespace /proc still shows the jail's processes.
@@ -127,16 +128,24 @@ def _start(spec: dict[str, Any], descriptors: list[int]) -> None:
     signal.signal(signal.SIGCHLD, _jail_ended)
     signal.alarm(START_SECONDS)
     arguments = [spec["program"], *spec["arguments"], "--sync-fd", str(lock), "--", *spec["holder"]]
+    messages = os.open(f"{jail_launch.STAGE}/log", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     outer = os.fork()
     if outer == 0:
         signal.alarm(0)
+        # Not the log of the host: programs in the jail can take the descriptors of bubblewrap's child.
+        for target in (1, 2):
+            os.dup2(messages, target)
         os.set_inheritable(lock, True)
         os.execve(spec["program"], arguments, {"PATH": os.defpath})
     with open(f"/proc/{outer}/stat", "rb") as stat:
         started = stat.read().rpartition(b")")[2].split()[19].decode()
     os.write(process_file, f"{outer} {started}".encode())
-    # Opens when the other side is open: then the jail is complete.
-    hold = os.open(f"{jail_launch.STAGE}/hold", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        # Opens when the other side is open: then the jail is complete.
+        hold = os.open(f"{jail_launch.STAGE}/hold", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        copy_tail(messages, log)
+        raise
     signal.alarm(0)
     with open(f"/proc/{outer}/task/{outer}/children") as file:
         first = int(file.read().split()[0])
@@ -144,15 +153,15 @@ def _start(spec: dict[str, Any], descriptors: list[int]) -> None:
     for namespace in namespaces:
         jail_launch.call("setns", namespace, 0)
     if os.fork() == 0:  # a member of the jail's pid namespace
-        _in_child(_keep, spec, listener, ready, hold)
+        _in_child(_keep, spec, listener, ready, hold, log)
 
 
 def _jail_ended(*_: object) -> NoReturn:
     raise OSError("bubblewrap ended before the jail was complete")
 
 
-def _keep(spec: dict[str, Any], listener: int, ready: int, hold: int) -> None:
-    """Become the keeper of the jail's server."""
+def _keep(spec: dict[str, Any], listener: int, ready: int, hold: int, log: int) -> None:
+    """Become the keeper of the jail's server. If the server does not start, its messages go to the host's `log`."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.chdir(spec["workdir"])
@@ -163,11 +172,21 @@ def _keep(spec: dict[str, Any], listener: int, ready: int, hold: int) -> None:
     # Opened in the jail, where `..` leads to the jail's own directories; held as long as the jail runs.
     tree = os.open(jail_launch.SERVER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(tree, fcntl.LOCK_SH)
-    close_all_but({0, 1, 2, listener, ready, hold, tree})
+    messages = os.open(jail_launch.SERVER_LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for target in (1, 2):
+        os.dup2(messages, target)
+    close_all_but({0, 1, 2, listener, ready, hold, tree, messages, log})
     os.set_inheritable(listener, True)
     os.set_inheritable(ready, True)
     arguments = ["serve", *spec["serve"], "--listen", f"fd:{listener}"]
-    keeper.main([str(ready), "kill", *self_exec.holdfast(), *arguments], ForkingKeeper)
+    if keeper.main([str(ready), "kill", *self_exec.holdfast(), *arguments], ForkingKeeper) != 0:
+        copy_tail(messages, log)
+
+
+def copy_tail(source: int, target: int) -> None:
+    """Append the end of one log to another."""
+    start = max(0, os.fstat(source).st_size - LOG_TAIL_BYTES)
+    os.write(target, os.pread(source, LOG_TAIL_BYTES, start))
 
 
 class ForkingKeeper(keeper.Keeper):
