@@ -355,7 +355,7 @@ class CommandFailed(ProcessError):
         result: Any = None,
         **details: Any,
     ) -> None:
-        super().__init__(message, exit_code=exit_code, **details)
+        super().__init__(message, **details)
         self.exit_code = exit_code
         self.stdout = stdout
         self.stderr = stderr

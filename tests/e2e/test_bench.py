@@ -26,6 +26,9 @@ ROWS = {
     "cat": ("ratio at most", 4.0),
     "unix": ("ratio at least", 0.3),
     "websocket": ("ratio at least", 0.1),
+    "forward-echo": ("ratio at most", 3.0),
+    "forward-rate": ("ratio at least", 0.3),
+    "forward-many": None,
     "rss-idle": ("at most", 40.0),
     "rss-process": ("at most", 30.0),
     "rss-flood": ("at most", None),
@@ -69,6 +72,12 @@ ROWS = {
     "box-second": ("at most", 300.0),
     "box-stream": ("ratio at least", 0.5),
     "box-line": ("at most", 5.0),
+    "fleet-jail": ("ratio at most", 6.0),
+    "fleet-pool": ("ratio at most", 2.0),
+    "fleet-fork": ("ratio at most", 1.5),
+    "fleet-many": None,
+    "fleet-rss": ("at most", 1024.0),
+    "fleet-docker": ("ratio at most", 1.5),
     "bridge-call": ("at most", None),
     "bridge-first": ("at most", None),
     "bridge-streams": ("ratio at least", 0.5),
@@ -95,7 +104,7 @@ ADDED = {"kept-start": 0.15, "bridge-call": 3.0, "bridge-first": 3.0, "service-m
 
 def is_here(name: str) -> bool:
     """The benchmark leaves out missing peers, and prints their names."""
-    if name.startswith("box-"):
+    if name.startswith(("box-", "fleet-docker")):
         try:
             need("docker", "dockerd", "busybox")
         except Missing:

@@ -105,7 +105,8 @@ class _Recorder:
     def terminal_event(self, event: object) -> None:
         """Ignore an event."""
 
-    terminal_checkpoint = delay_checkpoint = terminal_event
+    def terminal_checkpoint(self, state: object, *, delay: bool = False) -> None:
+        """Ignore a state."""
 
 
 class _Pty:
