@@ -145,7 +145,8 @@ class ContainerEngine(Engine):
         except BaseException:
             await asyncio.shield(self._remove_container(record.id))
             raise
-        return make_ref(self.name, f"{self.name}:{record.id}", record, "running")
+        address = f"{self.name}:{record.id}"
+        return make_ref(self.name, address, record, "running", expires_at=record.expires_at)
 
     async def _attempt(
         self, verb: Sequence[str], template: Template, record: Record, chosen: Bundle, image: str
@@ -241,8 +242,10 @@ class ContainerEngine(Engine):
         if record is None or container["Name"].removeprefix("/") != record.id:
             return None
         state = _STATES.get(container["State"]["Status"], "ended")
-        ref = make_ref(self.name, f"{self.name}:{record.id}", record, state)
-        return _extended(ref, leases[record.id]) if record.id in leases else ref
+        # An extension never shortens a life: it is the later one.
+        ends = (record.expires_at, leases.get(record.id, record.expires_at))
+        expires_at = None if None in ends else max(end for end in ends if end is not None)
+        return make_ref(self.name, f"{self.name}:{record.id}", record, state, expires_at=expires_at)
 
     async def open(self, ref: SandboxRef, *, reconnect_deadline: float) -> ExecApi:
         target = Container(self.name, ref.id)  # type: ignore[arg-type]
@@ -366,11 +369,3 @@ class PodmanEngine(ContainerEngine):
 
 class _ImageMissing(SandboxError):
     """The engine does not have the image yet."""
-
-
-def _extended(ref: SandboxRef, expires_at: float | None) -> SandboxRef:
-    import msgspec
-
-    if expires_at is None or ref.expires_at is None:
-        return msgspec.structs.replace(ref, expires_at=None)
-    return msgspec.structs.replace(ref, expires_at=max(ref.expires_at, expires_at))

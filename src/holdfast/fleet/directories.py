@@ -21,10 +21,8 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-import msgspec
-
 from holdfast.errors import PermissionRefused, SandboxError, SandboxGone
-from holdfast.fleet.record import Record, SandboxRef, State, check_id, decode_record, encode_record, is_id
+from holdfast.fleet.record import Record, State, check_id, decode_record, encode_record, is_id, start_time
 from holdfast.launch.pidfd_signals import signal_process
 
 #: Overrides where the directories are.
@@ -276,15 +274,6 @@ class SandboxDirectories:
             os.close(fd)
 
 
-def start_time(pid: int) -> int | None:
-    """Clock ticks after boot at which a process started; None if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
 def children(pid: int) -> list[int]:
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
@@ -323,7 +312,3 @@ def _remove_hostile_tree(path: str) -> None:
         done = subprocess.run(["rm", "-rf", "--", path], stderr=subprocess.PIPE)
         if done.returncode != 0:
             raise SandboxError(f"{path}: cannot be removed: {done.stderr.decode(errors='replace').strip()}")
-
-
-def extended(ref: SandboxRef, directory: SandboxDirectory) -> SandboxRef:
-    return msgspec.structs.replace(ref, expires_at=directory.expires_at(ref.record))

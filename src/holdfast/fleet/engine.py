@@ -134,10 +134,8 @@ def make_engine(engine: str | Engine, **options: Any) -> Engine:
     return made
 
 
-def make_ref(
-    engine: str, address: str, record: Record, state: State, *, expires_at: float | None = None
-) -> SandboxRef:
-    """The reference of a sandbox; `expires_at` is the latest extension, if there was one."""
+def make_ref(engine: str, address: str, record: Record, state: State, *, expires_at: float | None) -> SandboxRef:
+    """The reference of a sandbox; `expires_at` is the record's, or that of the latest extension."""
     return SandboxRef(
         id=record.id,
         engine=engine,
@@ -145,7 +143,7 @@ def make_ref(
         labels=record.template.labels,
         owner=str(record.owner),
         created_at=record.created_at,
-        expires_at=record.expires_at if expires_at is None else expires_at,
+        expires_at=expires_at,
         state=state,
         record=record,
     )

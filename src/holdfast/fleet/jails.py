@@ -21,22 +21,20 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from holdfast.errors import SandboxError, SandboxGone
-from holdfast.exec_api import ExecApi
 from holdfast.fleet import jail_launch
-from holdfast.fleet.directories import SandboxDirectories, SandboxDirectory, children, extended, remove_tree
-from holdfast.fleet.engine import Engine, Progress, make_ref
+from holdfast.fleet.directories import SandboxDirectory, children, remove_tree
+from holdfast.fleet.directory_engine import DirectoryEngine
+from holdfast.fleet.engine import Progress
 from holdfast.fleet.images import unpack_image
 from holdfast.fleet.jail_cgroups import MAX_ROUNDS, JailGroups
 from holdfast.fleet.jail_starter import server_bundle, zygote
-from holdfast.fleet.local import RunningServer
-from holdfast.fleet.record import Record, Refs, SandboxRef
+from holdfast.fleet.record import Record, SandboxRef
 from holdfast.fleet.template import Template
 from holdfast.launch import self_exec
 from holdfast.launch.pidfd_signals import signal_process
 from holdfast.sandboxes.bubblewrap import READ_ONLY
 from holdfast.sandboxes.host_command import run_host_command
 from holdfast.sandboxes.install.unpacking import unpacked
-from holdfast.sandboxes.opening import open_target
 
 #: Inside: the server's files, and its own directory with the socket for programs in the jail.
 INSIDE: Final = "/run/holdfast"
@@ -74,7 +72,7 @@ CAPABILITIES: Final = {
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class JailEngine(Engine):
+class JailEngine(DirectoryEngine):
     """`bwrap`."""
 
     name: ClassVar[str] = "bwrap"
@@ -86,8 +84,8 @@ class JailEngine(Engine):
     options: ClassVar = frozenset({"user_namespaces", "arguments"})
 
     def __init__(self, *, program: str = "bwrap") -> None:
+        super().__init__()
         self._program = program
-        self._directories = SandboxDirectories("bwrap")
 
     async def check(self, template: Template) -> None:
         await super().check(template)
@@ -141,9 +139,9 @@ class JailEngine(Engine):
             finally:
                 os.close(lock)
         except BaseException:
-            await asyncio.shield(asyncio.to_thread(self._remove, directory))
+            await self._remove(directory)
             raise
-        return make_ref(self.name, f"unix:{directory.socket}", record, "running")
+        return self._ref(directory, record)
 
     async def _start(self, directory: SandboxDirectory, lock: int, template: Template, lower: str | None) -> None:
         os.mkdir(f"{directory.path}/stage")
@@ -224,35 +222,7 @@ class JailEngine(Engine):
             *map(str, template.options.get("arguments", ())),
         ]
 
-    # --- finding -----------------------------------------------------------------------------------------------
-
-    async def list(self) -> Refs:
-        return await asyncio.to_thread(self._list)
-
-    def _list(self) -> Refs:
-        found = (self._ref(directory) for directory in self._directories.all())
-        return sorted((ref for ref in found if ref is not None), key=lambda ref: ref.created_at)
-
-    def _ref(self, directory: SandboxDirectory) -> SandboxRef | None:
-        record = directory.record()
-        if record is None:
-            return None
-        return extended(make_ref(self.name, f"unix:{directory.socket}", record, directory.state()), directory)
-
-    async def get(self, id: str) -> SandboxRef:
-        directory = self._directories.get(id)
-        ref = self._ref(directory)
-        assert ref is not None
-        return ref
-
-    async def open(self, ref: SandboxRef, *, reconnect_deadline: float) -> ExecApi:
-        directory = self._directories.get(ref.id)
-        return await open_target(RunningServer(directory), reconnect_deadline=reconnect_deadline)
-
     # --- the rest of a life ------------------------------------------------------------------------------------
-
-    async def extend(self, id: str, expires_at: float | None) -> None:
-        self._directories.get(id).extend(expires_at)
 
     async def pause(self, id: str) -> None:
         directory = self._running(id)
@@ -287,27 +257,17 @@ class JailEngine(Engine):
         return await self.get(ref.id)
 
     def _clear(self, directory: SandboxDirectory) -> None:
-        _end(directory)
+        self._end(directory)
         for name in ("ready", "process", "paused", "sock", "stage", "files"):
             remove_tree(f"{directory.path}/{name}")
 
-    async def remove(self, id: str) -> None:
-        directory = self._directories.find(id)
-        if directory is not None:
-            await asyncio.to_thread(self._remove, directory)
-
-    def _remove(self, directory: SandboxDirectory) -> None:
-        _end(directory)
-        directory.delete()
-
-    async def sweep(self) -> int:
-        return await asyncio.to_thread(self._sweep)
-
-    def _sweep(self) -> int:
-        abandoned = list(self._directories.abandoned())
-        for directory in abandoned:
-            remove_tree(directory.path)
-        return len(abandoned)
+    def _end(self, directory: SandboxDirectory) -> None:
+        """Kill a jail's processes and remove its cgroups."""
+        directory.send_kill()
+        # A frozen process ends when it is thawed; the signal is there before it can run.
+        JailGroups.thaw(directory)
+        directory.kill()
+        JailGroups.remove(directory)
 
 
 def _system_links() -> dict[str, str]:
@@ -390,15 +350,6 @@ def _stopped(directory: SandboxDirectory) -> Iterator[None]:
     finally:
         if not paused:
             _continue_processes(directory)
-
-
-def _end(directory: SandboxDirectory) -> None:
-    """Kill a jail's processes and remove its cgroups."""
-    directory.send_kill()
-    # A frozen process ends when it is thawed; the signal is there before it can run.
-    JailGroups.thaw(directory)
-    directory.kill()
-    JailGroups.remove(directory)
 
 
 def _stop_processes(directory: SandboxDirectory) -> None:

@@ -9,31 +9,24 @@ import asyncio
 import os
 from typing import ClassVar, Final
 
-from holdfast.errors import SandboxError, SandboxGone
-from holdfast.exec_api import ExecApi
-from holdfast.fleet.directories import SandboxDirectories, SandboxDirectory, extended, remove_tree
-from holdfast.fleet.engine import Engine, Progress, make_ref
-from holdfast.fleet.record import Record, Refs, SandboxRef
+from holdfast.errors import SandboxError
+from holdfast.fleet.directories import SandboxDirectory
+from holdfast.fleet.directory_engine import DirectoryEngine
+from holdfast.fleet.engine import Progress
+from holdfast.fleet.record import Record, SandboxRef
 from holdfast.fleet.template import Template
 from holdfast.launch import self_exec
-from holdfast.sandboxes.opening import open_target
-from holdfast.sandboxes.target import SandboxTarget
 from holdfast.secret_names import looks_secret
-from holdfast.transport import unix
-from holdfast.transport.channel import Channel, Receiver
 
 #: Between TERM and KILL, when a sandbox is removed.
 GRACE_MS: Final = 1_000
 
 
-class LocalEngine(Engine):
+class LocalEngine(DirectoryEngine):
     """`local`."""
 
     name: ClassVar[str] = "local"
     fields: ClassVar = frozenset({"network"})
-
-    def __init__(self) -> None:
-        self._directories = SandboxDirectories("local")
 
     async def check(self, template: Template) -> None:
         await super().check(template)
@@ -48,9 +41,9 @@ class LocalEngine(Engine):
             finally:
                 os.close(lock)
         except BaseException:
-            await asyncio.shield(asyncio.to_thread(self._remove, directory))
+            await self._remove(directory)
             raise
-        return make_ref(self.name, f"unix:{directory.socket}", record, "running")
+        return self._ref(directory, record)
 
     async def _start(self, directory: SandboxDirectory, lock: int, template: Template) -> None:
         workdir = template.workdir or f"{directory.path}/work"
@@ -76,59 +69,8 @@ class LocalEngine(Engine):
             raise SandboxError(f"local: the server did not start: {directory.last_log() or 'nothing was printed'}")
         directory.write("ready", "")
 
-    # --- finding -----------------------------------------------------------------------------------------------
-
-    async def list(self) -> Refs:
-        refs = (self._ref(directory) for directory in self._directories.all())
-        return sorted((ref for ref in refs if ref is not None), key=lambda ref: ref.created_at)
-
-    def _ref(self, directory: SandboxDirectory) -> SandboxRef | None:
-        record = directory.record()
-        if record is None:
-            return None
-        return extended(make_ref(self.name, f"unix:{directory.socket}", record, directory.state()), directory)
-
-    async def get(self, id: str) -> SandboxRef:
-        ref = self._ref(self._directories.get(id))
-        assert ref is not None
-        return ref
-
-    async def open(self, ref: SandboxRef, *, reconnect_deadline: float) -> ExecApi:
-        directory = self._directories.get(ref.id)
-        return await open_target(RunningServer(directory), reconnect_deadline=reconnect_deadline)
-
-    # --- the rest of a life ------------------------------------------------------------------------------------
-
-    async def extend(self, id: str, expires_at: float | None) -> None:
-        self._directories.get(id).extend(expires_at)
-
-    async def remove(self, id: str) -> None:
-        directory = self._directories.find(id)
-        if directory is not None:
-            await asyncio.to_thread(self._remove, directory)
-
-    def _remove(self, directory: SandboxDirectory) -> None:
+    def _end(self, directory: SandboxDirectory) -> None:
         directory.terminate()
-        directory.delete()
-
-    async def sweep(self) -> int:
-        abandoned = list(self._directories.abandoned())
-        for directory in abandoned:
-            remove_tree(directory.path)
-        return len(abandoned)
-
-
-class RunningServer(SandboxTarget):
-    """The server of a sandbox that runs on this machine, reached through its socket."""
-
-    def __init__(self, directory: SandboxDirectory) -> None:
-        self.address = f"unix:{directory.socket}"
-        self._directory = directory
-
-    async def dial(self, receiver: Receiver) -> Channel:
-        if self._directory.first_process() is None:
-            raise SandboxGone(f"{self.address}: the sandbox has ended: {self._directory.last_log()}", final=True)
-        return await unix.dial(self._directory.socket, receiver, lend=True)
 
 
 def _environment() -> dict[str, str]:

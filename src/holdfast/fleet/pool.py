@@ -35,7 +35,7 @@ TAKE_SECONDS: Final = 300.0
 #: A warm sandbox is called this often; one that does not reply in time is replaced.
 HEALTH_SECONDS: Final = 30.0
 HEALTH_REPLY_SECONDS: Final = 10.0
-#: Warm sandboxes beyond the first that nobody took for so long are removed.
+#: Warm sandboxes beyond the first are removed after this time without a `take`.
 SHRINK_SECONDS: Final = 600.0
 #: The lease of a pool's sandbox, renewed while the pool is open: how long a restarted pool can take it over.
 POOL_LEASE_SECONDS: Final = 600.0

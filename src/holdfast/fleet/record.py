@@ -149,7 +149,7 @@ def this_process() -> Owner:
     except (KeyError, OSError):  # no entry in the list of users
         user = str(os.getuid())
     pid = os.getpid()
-    return Owner(user=user, host=host, pid=pid, started=_start_time(pid) or 0, boot=boot, namespace=namespace)
+    return Owner(user=user, host=host, pid=pid, started=start_time(pid) or 0, boot=boot, namespace=namespace)
 
 
 def has_ended(owner: Owner) -> bool:
@@ -157,10 +157,11 @@ def has_ended(owner: Owner) -> bool:
     if (owner.host, owner.boot, owner.namespace) != _machine():
         # Another machine, another container or an earlier boot: the expiry decides.
         return False
-    return _start_time(owner.pid) != owner.started
+    return start_time(owner.pid) != owner.started
 
 
-def _start_time(pid: int) -> int | None:
+def start_time(pid: int) -> int | None:
+    """Clock ticks after boot at which a process started; None if there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])

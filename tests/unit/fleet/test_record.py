@@ -91,7 +91,7 @@ def test_an_owner_has_ended_only_if_this_machine_can_know() -> None:
 
 def test_a_reference_has_the_fields_of_the_contract() -> None:
     record = new_record(TEMPLATE, now=1000.0, lifetime=60.0)
-    ref = make_ref("local", "unix:/x", record, "running")
+    ref = make_ref("local", "unix:/x", record, "running", expires_at=record.expires_at)
     assert (ref.id, ref.engine, ref.address, ref.labels) == (record.id, "local", "unix:/x", {"task": "17"})
     assert (ref.owner, ref.created_at, ref.expires_at) == (str(record.owner), 1000.0, 1060.0)
     assert make_ref("local", "unix:/x", record, "running", expires_at=2000.0).expires_at == 2000.0
