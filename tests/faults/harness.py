@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 import random
+import resource
 import tempfile
 import time
 import traceback
@@ -80,6 +81,16 @@ class RoundResult(msgspec.Struct, frozen=True):
     skipped: tuple[str, ...] = ()
 
 
+def lower_soft_limit() -> None:
+    """Give servers a soft limit of descriptors below the hard one, as most machines do.
+
+    A server whose limits are equal sets none for its processes: they would inherit the limit of the fault `emfile`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+
+
 class Round:
     """One server and what happens to it."""
 
@@ -103,6 +114,7 @@ class Round:
 
     async def run(self) -> RoundResult:
         began = time.monotonic()
+        lower_soft_limit()
         own = os.listdir("/proc/self/fd")
         with contextlib.ExitStack() as stack:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="hf-faults-", dir="/tmp"))
