@@ -27,6 +27,7 @@ from holdfast.errors import (
     ResourceExhausted,
     UnknownUser,
 )
+from holdfast.runtime.libc import SpawnPlan
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.tree.process_table import ProcessTable
 from holdfast.types import EnvPolicy, ExitStatus, Limits, OutputChunk, ProcessSpec, TerminalSize
@@ -150,6 +151,26 @@ async def test_our_raised_descriptor_limit_is_not_theirs(make_exec: MakeExec, wa
     with pytest.raises(CommandNotFound):
         await box.start(ProcessSpec("p", ("/no/such/program",), **way))
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+
+
+async def test_a_limit_that_is_changed_during_a_start_stays_changed(
+    make_exec: MakeExec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by `prlimit --pid` of an administrator: the limit that the server had before must not come back."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    changed = (before[0] - 2, before[1])
+    spawn = SpawnPlan.run
+
+    def change_and_spawn(*arguments: Any) -> int:
+        resource.setrlimit(resource.RLIMIT_NOFILE, changed)
+        return spawn(*arguments)
+
+    monkeypatch.setattr(SpawnPlan, "run", change_and_spawn)
+    try:
+        await run(make_exec(open_files=before[0] - 1), "true")
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == changed
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 async def test_limits_are_set(box: LocalExec) -> None:

@@ -350,14 +350,18 @@ def _above(fd: int, lowest: int, opened: list[int]) -> int:
 @contextmanager
 def _soft_limits(limits: Mapping[int, int]) -> Iterator[None]:
     """Set the server's own limits during a spawn: a child inherits its parent's, and no other spawn runs then."""
-    saved = [(kind, resource.getrlimit(kind)) for kind in limits]
+    saved: dict[int, tuple[int, int]] = {}
     try:
-        for kind, (_, hard) in saved:
-            resource.setrlimit(kind, (limits[kind], hard))
+        for kind, soft in limits.items():
+            hard = resource.getrlimit(kind)[1]
+            # prlimit(2) replaces and returns a limit in one step, so a change by another process is not undone.
+            saved[kind] = resource.prlimit(0, kind, (soft, hard))
         yield
     finally:
-        for kind, both in saved:
-            resource.setrlimit(kind, both)
+        for kind, both in saved.items():
+            changed = resource.prlimit(0, kind, both)
+            if changed[0] != limits[kind]:
+                resource.prlimit(0, kind, changed)
 
 
 def explain(number: int, command: SpawnCommand, *, cwd_failed: bool = False) -> HoldfastError:
