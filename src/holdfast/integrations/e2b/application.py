@@ -1,0 +1,137 @@
+"""The ASGI application: finds the sandbox and the port of a request, and passes it to the part that serves it.
+
+A sandbox is named by the host name `{port}-{id}.DOMAIN`, by the SDK's headers, or by the signature of a file URL.
+Everything else is the control API, which needs the API key.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Final
+
+import msgspec
+from starlette.datastructures import Headers, QueryParams
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from holdfast.errors import HoldfastError
+from holdfast.integrations.e2b.control.api import ControlApi, Handler, unknown_route
+from holdfast.integrations.e2b.control.records import Shapes
+from holdfast.integrations.e2b.control.sandboxes import Sandboxes
+from holdfast.integrations.e2b.envd import api as envd, connect_protocol as connect
+from holdfast.integrations.e2b.problems import Problem, problem_of, unauthorized
+from holdfast.integrations.e2b.settings import E2BSettings, Keyring
+
+log = logging.getLogger(__name__)
+
+#: A sandbox's port in a host name: its label before the domain.
+_LABEL: Final = re.compile(r"(?P<port>[0-9]{1,5})-(?P<id>[a-z0-9-]{1,63})", re.ASCII)
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A port of a sandbox."""
+
+    id: str
+    port: int
+
+
+def parse_host(host: str, domain: str) -> Target | None:
+    """The target in a `Host` header; None if it is not a name of a sandbox."""
+    name = host.strip().lower().partition(":")[0].removesuffix(".")
+    if not domain or not name.endswith(f".{domain}"):
+        return None
+    found = _LABEL.fullmatch(name.removesuffix(f".{domain}"))
+    return None if found is None else _target(found["id"], found["port"])
+
+
+def target_of(headers: Headers, domain: str) -> Target | None:
+    """The sandbox and port of a request; None for the control API."""
+    target = parse_host(headers.get("host", ""), domain)
+    if target is not None:
+        return target
+    id = headers.get("e2b-sandbox-id")
+    return None if id is None else _target(id, headers.get("e2b-sandbox-port", str(envd.PORT)))
+
+
+def _target(id: str, port: str) -> Target | None:
+    if not port.isascii() or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65_536:
+        return None
+    return Target(id, int(port))
+
+
+class Application:
+    """The whole server as an ASGI application."""
+
+    def __init__(self, sandboxes: Sandboxes, keys: Keyring, settings: E2BSettings) -> None:
+        self._sandboxes = sandboxes
+        self._keys = keys
+        self._settings = settings
+        self._envd = envd.EnvdApi(sandboxes, keys, settings)
+        control = ControlApi(sandboxes, Shapes(settings, keys))
+        self._routes: dict[tuple[str, int], list[tuple[re.Pattern[str], Handler]]] = {}
+        for (method, path), handler in control.routes().items():
+            pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
+            self._routes.setdefault((method, path.count("/")), []).append((pattern, handler))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        target = target_of(headers, self._settings.domain)
+        if target is None and scope["type"] == "http":
+            target = self._signed_target(scope)
+        try:
+            if target is not None and target.port == envd.PORT and scope["type"] == "http":
+                await self._envd.serve(target.id, scope, receive, send)
+            elif scope["type"] == "http":
+                await self._control(scope, headers, receive, send)
+            else:
+                await send({"type": "websocket.close", "code": 1008})
+        except Exception:
+            # A bug: the client gets no details, the log has them.
+            log.exception("%s %s failed", scope.get("method", "WebSocket"), scope["path"][:200])
+            raise
+
+    def _signed_target(self, scope: Scope) -> Target | None:
+        """The sandbox of a signed file URL without its id, as SDKs make it with E2B_SANDBOX_URL."""
+        if scope["path"] != "/files" or b"signature=" not in scope["query_string"]:
+            return None
+        query = QueryParams(scope["query_string"])
+        operation = "read" if scope["method"] == "GET" else "write"
+        arguments = query.get("path", ""), operation, query.get("username", ""), query.get("signature_expiration")
+        for id in self._sandboxes.known():
+            if self._keys.same(query.get("signature", ""), self._keys.signature(id, *arguments)):
+                return Target(id, envd.PORT)
+        return None
+
+    async def _control(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        response: Response
+        try:
+            try:
+                if not self._keys.accepts_key(headers.get("x-api-key")):
+                    raise unauthorized("X-API-KEY: missing, or not the key of this server")
+                body = await connect.whole_body(
+                    receive, self._settings.max_message_bytes, self._settings.body_idle_seconds
+                )
+                response = await self._route(scope, body)
+            except HoldfastError as error:
+                raise problem_of(error) from error
+        except Problem as problem:
+            response = JSONResponse({"code": problem.status, "message": problem.message}, problem.status)
+        await response(scope, receive, send)
+
+    async def _route(self, scope: Scope, body: bytes) -> Response:
+        path: str = scope["path"]
+        for pattern, handler in self._routes.get((scope["method"], path.count("/")), ()):
+            found = pattern.fullmatch(path)
+            if found is not None:
+                return await handler(_BufferedRequest(scope, body), **found.groupdict())
+        raise unknown_route(scope["method"], path)
+
+
+class _BufferedRequest(Request):
+    """A request whose body has arrived."""
+
+    def __init__(self, scope: Scope, body: bytes) -> None:
+        super().__init__(scope)
+        self._body = body
