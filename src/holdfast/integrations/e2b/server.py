@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -16,9 +18,9 @@ from holdfast.integrations.e2b.application import Application
 from holdfast.integrations.e2b.control.sandboxes import Sandboxes
 from holdfast.integrations.e2b.control.templates import BASE, load_templates
 from holdfast.integrations.e2b.settings import E2BSettings, Keyring, load_key
-from holdfast.service.fronts.connections import descriptors_for_ports
-from holdfast.service.fronts.guarded_server import GuardedServer
+from holdfast.service.fronts.connections import AcceptedConnection, ConnectionGate, descriptors_for_ports
 from holdfast.service.fronts.listening import bind, check_address, parse_address
+from holdfast.service.fronts.web_server import WebServer
 
 #: Descriptors beside those of client connections: each open sandbox has a few, and each preview one.
 _RESERVED_DESCRIPTORS = 4_096
@@ -92,7 +94,7 @@ async def serving(settings: E2BSettings) -> AsyncIterator[Started]:
             await sandboxes.aclose()
 
 
-def _server(settings: E2BSettings, app: Application, tls: ssl.SSLContext | None) -> GuardedServer:
+def _server(settings: E2BSettings, app: Application, tls: ssl.SSLContext | None) -> _Server:
     limits = settings.connections
     limits = limits.within(descriptors_for_ports(limits.most, _RESERVED_DESCRIPTORS))
     config = uvicorn.Config(
@@ -112,4 +114,27 @@ def _server(settings: E2BSettings, app: Application, tls: ssl.SSLContext | None)
         # A message of a preview's WebSocket is held in memory.
         ws_max_size=settings.max_message_bytes,
     )
-    return GuardedServer(config, limits, tls)
+    return _Server(config, limits, tls)
+
+
+class _Server(WebServer):
+    """A server with WebSockets, whose connections are counted as well."""
+
+    def _protocol(self, connection: AcceptedConnection) -> asyncio.Protocol:
+        made: Any = super()._protocol(connection)
+        # At an upgrade the transport gets a protocol of this class, and reports the end of the connection to it.
+        made.ws_protocol_class = functools.partial(_counted, made.ws_protocol_class, self.gate, connection)
+        protocol: asyncio.Protocol = made
+        return protocol
+
+
+def _counted(kind: Any, gate: ConnectionGate, connection: AcceptedConnection, **arguments: Any) -> asyncio.Protocol:
+    """A WebSocket protocol of the class `kind` that leaves the gate with its connection."""
+
+    class Counted(kind):  # type: ignore[misc]
+        def connection_lost(self, exc: Exception | None) -> None:
+            gate.leave(connection)
+            super().connection_lost(exc)
+
+    protocol: asyncio.Protocol = Counted(**arguments)
+    return protocol

@@ -26,13 +26,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from holdfast.service.access.admission import Admission, bug
 from holdfast.service.fronts.connect import connect_application
 from holdfast.service.fronts.connections import ConnectionLimits
-from holdfast.service.fronts.guarded_server import GuardedServer
 from holdfast.service.fronts.handler import SERVICE_NAME, Handler, methods
 from holdfast.service.fronts.listening import TlsFiles, bind, check_address, parse_address
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.fronts.requests import KIB, MOST_INPUT
 from holdfast.service.fronts.status_details import message_of
 from holdfast.service.fronts.web_guard import WebGuard
+from holdfast.service.fronts.web_server import WebServer
 from holdfast.service.problems import Problem
 from holdfast.service.types import ServiceStruct
 
@@ -89,7 +89,7 @@ class HttpFront:
         app.router.redirect_slashes = False
         loopback = self._address.is_local and not self._address.is_unix
         self._app = WebGuard(app, settings.allowed_hosts, loopback=loopback)
-        self._server: GuardedServer | None = None
+        self._server: WebServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._tls: ssl.SSLContext | None = None
         #: `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`.
@@ -118,7 +118,7 @@ class HttpFront:
             limit_concurrency=settings.connections.most,
             timeout_keep_alive=settings.keep_alive_seconds,
         )
-        self._server = GuardedServer(config, settings.connections, self._tls)
+        self._server = WebServer(config, settings.connections, self._tls)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         up = asyncio.create_task(self._server.is_up.wait())
         await asyncio.wait((self._serving, up), return_when=asyncio.FIRST_COMPLETED)

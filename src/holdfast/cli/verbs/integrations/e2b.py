@@ -11,8 +11,7 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli.support.sandbox_option import JsonOption
-from holdfast.cli.support.typed_verb import run_async
-from holdfast.errors import InvalidParams
+from holdfast.cli.support.typed_verb import needs_extra, run_async
 
 if TYPE_CHECKING:
     from holdfast.integrations.e2b.server import Started
@@ -37,14 +36,10 @@ def command(
 
     The first start makes an API key and prints it, once. HOLDFAST_E2B_API_KEY sets another one.
     """
-    try:
+    with needs_extra("e2b"):
         from holdfast.integrations.e2b.server import run_server
         from holdfast.integrations.e2b.settings import E2BSettings
         from holdfast.service.fronts.listening import TlsFiles
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "holdfast":
-            raise  # a bug of ours
-        raise InvalidParams(f"this needs {error.name}: pip install 'holdfast[e2b]'") from None
     if (tls_cert is None) != (tls_key is None):
         raise typer.BadParameter("--tls-cert and --tls-key: give both, or none.")
     settings = E2BSettings(

@@ -1,13 +1,12 @@
-"""uvicorn behind a `ConnectionGate`: bounded connections, and a deadline for each request head.
+"""uvicorn behind a `ConnectionGate`: connections count from `accept(2)` on, and request heads have a deadline.
 
-Used by every HTTP port of Holdfast. Touches the network, on the running event loop; handles no signals.
+Touches the listening socket that it is given, on the running event loop; handles no signals.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import ssl
 from typing import Any, Final
 
@@ -22,11 +21,8 @@ from holdfast.service.fronts.connections import AcceptedConnection, Acceptor, Co
 _REFUSABLE: Final = 16
 
 
-class GuardedServer(uvicorn.Server):
-    """uvicorn without its signal handlers, its accept loop and its timer, which runs ten times a second.
-
-    A server of `integrations` uses it as well: it serves WebSockets if the config names an implementation.
-    """
+class WebServer(uvicorn.Server):
+    """uvicorn without its signal handlers, its accept loop and its timer, which runs ten times a second."""
 
     def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
@@ -68,14 +64,11 @@ class GuardedServer(uvicorn.Server):
 class _Connection(H11Protocol):
     """A connection with a deadline for request heads; uvicorn limits only the time between requests."""
 
-    def __init__(self, server: GuardedServer, connection: AcceptedConnection) -> None:
+    def __init__(self, server: WebServer, connection: AcceptedConnection) -> None:
         super().__init__(server.config, server.server_state, server.lifespan.state)
         self._gate = server.gate
         self._accepted = connection
         self._head_timer: asyncio.TimerHandle | None = None
-        if self.ws_protocol_class is not None:
-            # The connection's transport gets this protocol at an upgrade, and then reports its end there.
-            self.ws_protocol_class = functools.partial(_counted, self.ws_protocol_class, server.gate, connection)  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -101,15 +94,3 @@ class _Connection(H11Protocol):
                 self._head_timer = None
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self._gate.limits.head_seconds, self.transport.abort)
-
-
-def _counted(kind: Any, gate: ConnectionGate, connection: AcceptedConnection, **arguments: Any) -> asyncio.Protocol:
-    """A WebSocket protocol of the class `kind` that leaves the gate with its connection."""
-
-    class Counted(kind):  # type: ignore[misc]
-        def connection_lost(self, exc: Exception | None) -> None:
-            gate.leave(connection)
-            super().connection_lost(exc)
-
-    protocol: asyncio.Protocol = Counted(**arguments)
-    return protocol
