@@ -230,6 +230,9 @@ async def test_stat_tells_what_it_is(box: Sandbox, place: Path) -> None:
     assert (link.type, link.target) == ("symlink", "file")
     assert await box.exists(place / "file")
     assert not await box.exists(place / "missing")
+    assert await box.real_path(place / "missing" / ".." / "file") == str(place / "file")
+    with pytest.raises(FileNotFound):
+        await box.real_path(place / "missing", strict=True)
     assert not await box.exists(place / "file" / "below")
 
 

@@ -113,8 +113,8 @@ class FileOperations:
                 continue  # removed since
         return page, len(names) > limit
 
-    def do_real_path(self, path: str) -> str:
-        return os.path.realpath(path, strict=True)
+    def do_real_path(self, path: str, strict: bool) -> str:
+        return os.path.realpath(path, strict=strict)
 
     # --- writing ---------------------------------------------------------------------------------------------
 
