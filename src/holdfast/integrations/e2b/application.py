@@ -21,6 +21,7 @@ from holdfast.integrations.e2b.control.api import ControlApi, Handler, unknown_r
 from holdfast.integrations.e2b.control.records import Shapes
 from holdfast.integrations.e2b.control.sandboxes import Sandboxes
 from holdfast.integrations.e2b.envd import api as envd, connect_protocol as connect
+from holdfast.integrations.e2b.ports.api import Ports
 from holdfast.integrations.e2b.problems import Problem, problem_of, unauthorized
 from holdfast.integrations.e2b.settings import E2BSettings, Keyring
 
@@ -69,6 +70,7 @@ class Application:
         self._keys = keys
         self._settings = settings
         self._envd = envd.EnvdApi(sandboxes, keys, settings)
+        self._ports = Ports(sandboxes, keys, settings)
         control = ControlApi(sandboxes, Shapes(settings, keys))
         self._routes: dict[tuple[str, int], list[tuple[re.Pattern[str], Handler]]] = {}
         for (method, path), handler in control.routes().items():
@@ -81,12 +83,12 @@ class Application:
         if target is None and scope["type"] == "http":
             target = self._signed_target(scope)
         try:
-            if target is not None and target.port == envd.PORT and scope["type"] == "http":
-                await self._envd.serve(target.id, scope, receive, send)
-            elif scope["type"] == "http":
+            if target is None:
                 await self._control(scope, headers, receive, send)
+            elif target.port == envd.PORT and scope["type"] == "http":
+                await self._envd.serve(target.id, scope, receive, send)
             else:
-                await send({"type": "websocket.close", "code": 1008})
+                await self._ports.serve(target.id, target.port, scope, receive, send)
         except Exception:
             # A bug: the client gets no details, the log has them.
             log.exception("%s %s failed", scope.get("method", "WebSocket"), scope["path"][:200])
@@ -105,6 +107,9 @@ class Application:
         return None
 
     async def _control(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008, "reason": "not a port of a sandbox"})
+            return
         response: Response
         try:
             try:

@@ -13,6 +13,7 @@ import contextlib
 import posixpath
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from holdfast.client.process import Process
@@ -23,6 +24,8 @@ from holdfast.types import EnvironmentInfo, ProcessInfo
 
 #: What ids of processes begin with: `e2b-DEADLINE-RANDOM[-TAG]`.
 PROCESS_PREFIX: Final = "e2b"
+#: What ids of the code interpreter's kernels begin with.
+KERNEL_PREFIX: Final = "e2bkernel-"
 #: Tags are part of an id, which has at most 256 characters on the wire.
 MAX_TAG_BYTES: Final = 100
 #: The lists of users and groups are read again after this time, for users that were added meanwhile.
@@ -46,6 +49,8 @@ class OpenSandbox:
         self._processes: dict[int, str] = {}
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._killing: set[asyncio.Task[None]] = set()
+        #: Called before the connection is closed.
+        self.on_close: list[Callable[[], Awaitable[None]]] = []
         self._users_read = 0.0
         #: Name and home by uid, and name by gid.
         self._users: dict[int, tuple[str, str]] = {}
@@ -57,6 +62,8 @@ class OpenSandbox:
         self._deadlines.clear()
         for task in self._killing:
             task.cancel()
+        for close in self.on_close:
+            await close()
         with contextlib.suppress(HoldfastError):
             await self.box.aclose()
 

@@ -131,7 +131,7 @@ class _Server(WebServer):
 def _counted(kind: Any, gate: ConnectionGate, connection: AcceptedConnection, **arguments: Any) -> asyncio.Protocol:
     """A WebSocket protocol of the class `kind` that leaves the gate with its connection."""
 
-    class Counted(kind):  # type: ignore[misc]
+    class Counted(kind):
         def connection_lost(self, exc: Exception | None) -> None:
             gate.leave(connection)
             super().connection_lost(exc)

@@ -14,7 +14,7 @@ from holdfast.client.process import Process
 from holdfast.errors import CwdNotFound, UnknownProcess
 from holdfast.integrations.e2b.envd import messages as m
 from holdfast.integrations.e2b.envd.connect_protocol import Envelopes, decode, timeout_of
-from holdfast.integrations.e2b.open_sandbox import MAX_TAG_BYTES, OpenSandbox, process_id, tag_of
+from holdfast.integrations.e2b.open_sandbox import KERNEL_PREFIX, MAX_TAG_BYTES, OpenSandbox, process_id, tag_of
 from holdfast.integrations.e2b.problems import invalid, not_found
 from holdfast.types import Exited, ExitStatus, OutputChunk, OutputGap, TerminalSize
 
@@ -34,7 +34,11 @@ _SIGNAL_WORDS: Final = {
 
 async def list_processes(opened: OpenSandbox) -> dict[str, Any]:
     """The running processes."""
-    processes = [process for process in await opened.box.processes() if process.info.running]
+    processes = [
+        process
+        for process in await opened.box.processes()
+        if process.info.running and not process.id.startswith(KERNEL_PREFIX)
+    ]
     return {"processes": [_described(process) for process in processes]}
 
 
