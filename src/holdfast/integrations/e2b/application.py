@@ -17,9 +17,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import HoldfastError
-from holdfast.integrations.e2b.control.api import ControlApi, Handler, unknown_route
+from holdfast.integrations.e2b.control.api import ControlApi
+from holdfast.integrations.e2b.control.builds import Builds
 from holdfast.integrations.e2b.control.records import Shapes
+from holdfast.integrations.e2b.control.routes import Handler, unknown_route
 from holdfast.integrations.e2b.control.sandboxes import Sandboxes
+from holdfast.integrations.e2b.control.template_api import TemplateApi
 from holdfast.integrations.e2b.envd import api as envd, connect_protocol as connect
 from holdfast.integrations.e2b.ports.api import Ports
 from holdfast.integrations.e2b.problems import Problem, problem_of, unauthorized
@@ -29,6 +32,8 @@ log = logging.getLogger(__name__)
 
 #: A sandbox's port in a host name: its label before the domain.
 _LABEL: Final = re.compile(r"(?P<port>[0-9]{1,5})-(?P<id>[a-z0-9-]{1,63})", re.ASCII)
+
+_UPLOADS: Final = "/uploads/"
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -71,9 +76,11 @@ class Application:
         self._settings = settings
         self._envd = envd.EnvdApi(sandboxes, keys, settings)
         self._ports = Ports(sandboxes, keys, settings)
+        self._builds = Builds(sandboxes)
         control = ControlApi(sandboxes, Shapes(settings, keys))
+        templates = TemplateApi(sandboxes, self._builds, keys)
         self._routes: dict[tuple[str, int], list[tuple[re.Pattern[str], Handler]]] = {}
-        for (method, path), handler in control.routes().items():
+        for (method, path), handler in {**control.routes(), **templates.routes()}.items():
             pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
             self._routes.setdefault((method, path.count("/")), []).append((pattern, handler))
 
@@ -106,6 +113,17 @@ class Application:
                 return Target(id, envd.PORT)
         return None
 
+    async def aclose(self) -> None:
+        await self._builds.aclose()
+
+    async def _upload(self, hash: str, scope: Scope, receive: Receive) -> Response:
+        """The files of a template's build; the URL has a token instead of the key."""
+        token = QueryParams(scope["query_string"]).get("token")
+        if not self._keys.accepts_token("upload", hash, token):
+            raise unauthorized("token: not that of this upload")
+        await self._builds.upload(hash, connect.body_pieces(receive, self._settings.body_idle_seconds))
+        return Response(status_code=200)
+
     async def _control(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008, "reason": "not a port of a sandbox"})
@@ -113,6 +131,10 @@ class Application:
         response: Response
         try:
             try:
+                if scope["method"] == "PUT" and scope["path"].startswith(_UPLOADS):
+                    response = await self._upload(scope["path"].removeprefix(_UPLOADS), scope, receive)
+                    await response(scope, receive, send)
+                    return
                 if not self._keys.accepts_key(headers.get("x-api-key")):
                     raise unauthorized("X-API-KEY: missing, or not the key of this server")
                 body = await connect.whole_body(

@@ -73,7 +73,8 @@ async def serving(settings: E2BSettings) -> AsyncIterator[Started]:
         try:
             await sandboxes.start()
             listener = bind(address)
-            server = _server(settings, Application(sandboxes, keys, settings), tls)
+            app = Application(sandboxes, keys, settings)
+            server = _server(settings, app, tls)
             serving_task = asyncio.create_task(server.serve(sockets=[listener]))
             up = asyncio.create_task(server.is_up.wait())
             await asyncio.wait((serving_task, up), return_when=asyncio.FIRST_COMPLETED)
@@ -90,6 +91,7 @@ async def serving(settings: E2BSettings) -> AsyncIterator[Started]:
             finally:
                 server.stop_within(_GRACE_SECONDS)
                 await serving_task
+                await app.aclose()
         finally:
             await sandboxes.aclose()
 

@@ -6,29 +6,29 @@ Every request needs the API key. Touches nothing but the request.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import datetime
-import urllib.parse
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from holdfast.errors import HoldfastError
-from holdfast.fleet.record import SandboxRef
 from holdfast.integrations.e2b.control import records, requests as r
 from holdfast.integrations.e2b.control.metrics import Metrics
+from holdfast.integrations.e2b.control.routes import (
+    PAGE,
+    Handler,
+    next_page,
+    paged,
+    parse_limit,
+    parse_metadata,
+    parse_moment,
+    parse_seconds,
+)
 from holdfast.integrations.e2b.control.sandboxes import Sandboxes
-from holdfast.integrations.e2b.problems import Problem, invalid, not_found, problem_of, unsupported
+from holdfast.integrations.e2b.problems import Problem, invalid, problem_of, unsupported
 
-#: Entries of one page, and the most that a client may request.
-PAGE: Final = 100
 #: An idempotency key, as the SDKs check it.
 MAX_KEY: Final = 255
-
-Handler = Callable[..., Awaitable[Response]]
 
 
 class ControlApi:
@@ -88,7 +88,7 @@ class ControlApi:
         page, token = paged(
             found, parse_limit(query.get("limit")), query.get("nextToken"), query.get("order", "desc")
         )
-        return JSONResponse([self._shapes.listed(ref) for ref in page], headers=_next(token))
+        return JSONResponse([self._shapes.listed(ref) for ref in page], headers=next_page(token))
 
     async def _get(self, request: Request, id: str) -> Response:
         return JSONResponse(self._shapes.detailed(await self._sandboxes.get(id)))
@@ -158,7 +158,7 @@ class ControlApi:
             and (name is None or name.removesuffix(":default") == ref.labels.get(records.NAMES))
         ]
         page, token = paged(found, parse_limit(query.get("limit")), query.get("nextToken"), "desc")
-        return JSONResponse([self._shapes.snapshot(ref) for ref in page], headers=_next(token))
+        return JSONResponse([self._shapes.snapshot(ref) for ref in page], headers=next_page(token))
 
     async def _network(self, request: Request, id: str) -> Response:
         wanted = r.parse_body(await request.body(), r.NetworkUpdate)
@@ -194,67 +194,3 @@ class ControlApi:
     @property
     def _engine(self) -> str:
         return self._sandboxes.fleet.engine.name
-
-
-def parse_metadata(text: str) -> dict[str, str]:
-    """The filter `key=value&…`; the SDKs quote keys and values twice."""
-    pairs = urllib.parse.parse_qsl(text, keep_blank_values=True, max_num_fields=100)
-    return {urllib.parse.unquote(key): urllib.parse.unquote(value) for key, value in pairs}
-
-
-def parse_moment(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        # In a query, an unquoted `+` of an offset is a space.
-        return datetime.datetime.fromisoformat(text.replace(" ", "+")).timestamp()
-    except (ValueError, OverflowError):
-        raise invalid(f"{text[:64]!r} is not a time") from None
-
-
-def parse_seconds(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.isascii() or not text.isdecimal() or len(text) > 12:
-        raise invalid(f"{text[:64]!r} is not a number of seconds")
-    return int(text)
-
-
-def parse_limit(text: str | None) -> int:
-    if text is None:
-        return PAGE
-    if not text.isascii() or not text.isdecimal() or len(text) > 6 or not 1 <= int(text) <= PAGE:
-        raise invalid(f"limit: {text[:64]!r} is not a number from 1 to {PAGE}")
-    return int(text)
-
-
-def paged(
-    found: Sequence[SandboxRef], limit: int, token: str | None, order: str
-) -> tuple[Sequence[SandboxRef], str | None]:
-    """The entries after a token, in the order of their creation, and the token of the next page."""
-    if order not in ("asc", "desc"):
-        raise invalid(f"order: {order[:64]!r} is not asc or desc")
-
-    def place(ref: SandboxRef) -> tuple[float, str]:
-        return ref.created_at, ref.id
-
-    ordered = sorted(found, key=place, reverse=order == "desc")
-    if token:
-        try:
-            when, _, id = base64.urlsafe_b64decode(token.encode()).decode().partition(" ")
-            last = (float(when), id)
-        except (binascii.Error, ValueError):
-            raise invalid("nextToken: not a token of this server") from None
-        ordered = [ref for ref in ordered if (place(ref) < last if order == "desc" else place(ref) > last)]
-    page = ordered[:limit]
-    if len(ordered) <= limit:
-        return page, None
-    return page, base64.urlsafe_b64encode(f"{page[-1].created_at!r} {page[-1].id}".encode()).decode()
-
-
-def _next(token: str | None) -> dict[str, str]:
-    return {"x-next-token": token} if token else {}
-
-
-def unknown_route(method: str, path: str) -> Problem:
-    return not_found(f"{method} {path[:200]}: this server does not have it; docs/e2b.md lists what it has")
