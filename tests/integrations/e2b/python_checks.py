@@ -10,7 +10,7 @@ import inspect
 import io
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -40,8 +40,24 @@ async def value(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
+@pytest.fixture(scope="module", params=[Sandbox, AsyncSandbox], ids=["sync", "async"])
+def box(request: pytest.FixtureRequest, server: Any) -> Iterator[Any]:
+    """A sandbox that tests share: they leave no running commands."""
+
+    async def make() -> Any:
+        return await value(request.param.create(envs={"GIVEN": "variable"}, timeout=3_600))
+
+    async def end() -> None:
+        await value(made.kill())
+
+    made = asyncio.run(make())
+    yield made
+    asyncio.run(end())
+
+
 @pytest.fixture(params=[Sandbox, AsyncSandbox], ids=["sync", "async"])
-async def box(request: pytest.FixtureRequest, server: Any) -> AsyncIterator[Any]:
+async def own(request: pytest.FixtureRequest, server: Any) -> AsyncIterator[Any]:
+    """A sandbox for one test."""
     made = await value(request.param.create(envs={"GIVEN": "variable"}, metadata={"suite": "one & two"}, timeout=600))
     yield made
     await value(made.kill())
@@ -85,7 +101,12 @@ async def test_errors_of_a_command_have_the_classes_of_the_sdk(box: Any) -> None
 
 
 async def test_the_timeout_of_a_command_ends_it_also_if_its_client_has_left(box: Any) -> None:
-    handle = await value(box.commands.run("sleep 600", background=True, timeout=1))
+    for timeout in (1, 10, 60):
+        try:
+            handle = await value(box.commands.run("sleep 600", background=True, timeout=timeout))
+            break
+        except TimeoutException:
+            continue  # a loaded machine: the start took longer
     again = await value(box.commands.connect(handle.pid, timeout=0))
     await value(handle.disconnect())
     with pytest.raises(CommandExitException) as raised:
@@ -267,35 +288,35 @@ async def test_signed_urls_give_one_file_until_they_expire(box: Any) -> None:
 # --- sandboxes --------------------------------------------------------------------------------------------------
 
 
-async def test_a_sandbox_is_described_found_and_ended(box: Any) -> None:
-    kind = type(box)
-    info = await value(box.get_info())
-    assert (info.sandbox_id, info.template_id, info.state) == (box.sandbox_id, "base", SandboxState.RUNNING)
+async def test_a_sandbox_is_described_found_and_ended(own: Any) -> None:
+    kind = type(own)
+    info = await value(own.get_info())
+    assert (info.sandbox_id, info.template_id, info.state) == (own.sandbox_id, "base", SandboxState.RUNNING)
     assert info.metadata == {"suite": "one & two"}
-    assert await value(box.is_running()) is True
+    assert await value(own.is_running()) is True
 
     before = info.end_at
-    await value(box.set_timeout(1_200))
-    assert (await value(box.get_info())).end_at > before
-    await value(box.set_timeout(300))
-    assert (await value(kind.get_info(box.sandbox_id))).end_at < before
+    await value(own.set_timeout(1_200))
+    assert (await value(own.get_info())).end_at > before
+    await value(own.set_timeout(300))
+    assert (await value(kind.get_info(own.sandbox_id))).end_at < before
 
-    (sample,) = await value(box.get_metrics())
+    (sample,) = await value(own.get_metrics())
     assert sample.cpu_count >= 1
     assert sample.mem_total > 0
     found = kind.list(query=SandboxQuery(metadata={"suite": "one & two"}, state=[SandboxState.RUNNING]))
-    assert [each.sandbox_id for each in await value(found.next_items())] == [box.sandbox_id]
+    assert [each.sandbox_id for each in await value(found.next_items())] == [own.sandbox_id]
     none = kind.list(query=SandboxQuery(metadata={"suite": "another"}))
     assert await value(none.next_items()) == []
 
-    same = await value(kind.connect(box.sandbox_id))
+    same = await value(kind.connect(own.sandbox_id))
     assert (await value(same.commands.run("echo $GIVEN"))).stdout == "variable\n"
     with pytest.raises(SandboxNotFoundException):
         await value(kind.connect("holdfast-aaaaaaaaaaaaaaaa"))
-    assert await value(box.kill()) is True
-    assert await value(box.kill()) is False
-    assert await value(box.is_running()) is False
-    for call in (lambda: box.commands.run("true"), lambda: box.files.read("x")):
+    assert await value(own.kill()) is True
+    assert await value(own.kill()) is False
+    assert await value(own.is_running()) is False
+    for call in (lambda: own.commands.run("true"), lambda: own.files.read("x")):
         with pytest.raises(SandboxNotRunningException):
             await value(call())
 
@@ -315,34 +336,34 @@ async def test_a_list_has_pages_in_the_order_of_creation(kind: Any, server: Any)
         await value(each.kill())
 
 
-async def test_a_paused_sandbox_keeps_its_memory_until_it_is_connected_to(box: Any) -> None:
-    handle = await value(box.commands.run("read go; echo $go", background=True, stdin=True, timeout=0))
+async def test_a_paused_sandbox_keeps_its_memory_until_it_is_connected_to(own: Any) -> None:
+    handle = await value(own.commands.run("read go; echo $go", background=True, stdin=True, timeout=0))
     await value(handle.disconnect())
-    assert await value(box.pause()) is True
-    assert await value(box.pause()) is False
-    assert (await value(box.get_info())).state == SandboxState.PAUSED
-    assert await value(box.is_running()) is False
+    assert await value(own.pause()) is True
+    assert await value(own.pause()) is False
+    assert (await value(own.get_info())).state == SandboxState.PAUSED
+    assert await value(own.is_running()) is False
     with pytest.raises(SandboxNotRunningException):
-        await value(box.commands.run("true"))
-    assert await value(box.get_metrics()) == []
+        await value(own.commands.run("true"))
+    assert await value(own.get_metrics()) == []
 
-    await value(box.connect())
-    await value(box.commands.send_stdin(handle.pid, "still here\n"))
-    again = await value(box.commands.connect(handle.pid))
+    await value(own.connect())
+    await value(own.commands.send_stdin(handle.pid, "still here\n"))
+    again = await value(own.commands.connect(handle.pid))
     assert (await value(again.wait())).stdout == "still here\n"
 
 
-async def test_forks_and_snapshots_have_the_files_of_their_moment(box: Any) -> None:
-    kind = type(box)
-    await value(box.files.write("/tmp/state", "common"))
-    one, two = await value(box.fork(count=2))
+async def test_forks_and_snapshots_have_the_files_of_their_moment(own: Any) -> None:
+    kind = type(own)
+    await value(own.files.write("/tmp/state", "common"))
+    one, two = await value(own.fork(count=2))
     await value(one.files.write("/tmp/state", "changed"))
     assert await value(two.files.read("/tmp/state")) == "common"
-    assert await value(box.files.read("/tmp/state")) == "common"
+    assert await value(own.files.read("/tmp/state")) == "common"
 
-    snapshot = await value(box.create_snapshot(name=f"snap-{kind.__name__.lower()}"))
-    await value(box.files.write("/tmp/state", "later"))
-    listed = await value(kind.list_snapshots(sandbox_id=box.sandbox_id).next_items())
+    snapshot = await value(own.create_snapshot(name=f"snap-{kind.__name__.lower()}"))
+    await value(own.files.write("/tmp/state", "later"))
+    listed = await value(kind.list_snapshots(sandbox_id=own.sandbox_id).next_items())
     assert [each.snapshot_id for each in listed] == [snapshot.snapshot_id]
     third = await value(kind.create(snapshot.snapshot_id, envs={"NEW": "yes"}))
     assert await value(third.files.read("/tmp/state")) == "common"
@@ -368,7 +389,7 @@ async def test_wrong_requests_have_the_classes_of_the_sdk(kind: Any, server: Any
     with pytest.raises(RateLimitException):
         limited = []
         try:
-            for _ in range(40):
+            for _ in range(10):
                 limited.append(await value(kind.create(retries=0)))
         finally:
             for each in limited:

@@ -12,5 +12,5 @@ from tests.integrations.e2b.server_process import E2BServer, e2b_server
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[E2BServer]:
-    with e2b_server("bwrap", "--max-sandboxes", "20") as made:
+    with e2b_server("bwrap", "--max-sandboxes", "8") as made:
         yield made
