@@ -113,7 +113,9 @@ def make_environment(name: str) -> bool:
             npm = re.search(r"^# npm (.+)$", (REQUIREMENTS / f"{name}.txt").read_text(), re.MULTILINE)
             if npm:
                 quiet = ["--no-audit", "--no-fund", "--no-save", "--silent"]
-                commands.append([str(place / "bin" / "npm"), "install", *quiet, "--prefix", str(place), *npm[1].split()])
+                commands.append(
+                    [str(place / "bin" / "npm"), "install", *quiet, "--prefix", str(place), *npm[1].split()]
+                )
             path = os.pathsep.join([str(place / "bin"), os.environ.get("PATH", "")])
             for command in commands:
                 if subprocess.run(command, env={**os.environ, "PATH": path}).returncode != 0:

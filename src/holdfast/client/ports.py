@@ -7,7 +7,6 @@ Streams end when the channel breaks; listeners are restored with it. Touches soc
 from __future__ import annotations
 
 import asyncio
-import builtins
 import contextlib
 import logging
 import secrets
@@ -16,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from holdfast.client.connection import ClientConnection
-from holdfast.errors import HoldfastError, InvalidParams, PortUnavailable
+from holdfast.errors import HoldfastError, InvalidParams
 from holdfast.transport import sockets
 from holdfast.transport.multiplexer import SocketStream, StreamMultiplexer
 from holdfast.wire import methods, stream_messages as s
@@ -25,8 +24,6 @@ log = logging.getLogger(__name__)
 
 LOOPBACK: Final = "127.0.0.1"
 UNIX_PREFIX: Final = "unix:"
-#: Longer than the sandbox takes to report that it could not connect.
-_REPLY_SECONDS: Final = 5.0
 
 #: Opens the connection on this machine for a stream that was accepted in the sandbox.
 Connect = Callable[[], Awaitable[socket.socket]]
@@ -101,45 +98,6 @@ class PortForward:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-async def dial_port(connection: ClientConnection, target: s.StreamAddress) -> socket.socket:
-    """A socket that is connected to a port of the sandbox, without a port on this machine.
-
-    `PortUnavailable` if nothing accepts connections there. The caller closes the socket.
-    """
-    streams = connection.streams
-    number = streams.new_number()
-    streams.reserve(number)
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    theirs.setblocking(False)
-    stream = streams.attach(number, theirs)
-    assert stream is not None
-    reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def opened(result: s.StreamOpenResult | None, error: HoldfastError | None) -> None:
-        if result is not None:
-            stream.give_credit(result.window)
-        if reply.done():
-            return
-        if result is not None:
-            reply.set_result(None)
-        else:
-            reply.set_exception(error or PortUnavailable(f"{target}: no connection"))
-
-    try:
-        # A channel that breaks gives no reply.
-        async with asyncio.timeout(sockets.CONNECT_SECONDS + _REPLY_SECONDS):
-            connection.call_once(methods.STREAM_OPEN, s.StreamOpenParams(number, target, stream.window), opened)
-            await reply
-    except BaseException as error:
-        streams.drop(stream)
-        ours.close()
-        if isinstance(error, builtins.TimeoutError) and not isinstance(error, HoldfastError):
-            raise PortUnavailable(f"{target}: no answer") from None
-        raise
-    return ours
 
 
 class PortOffer:

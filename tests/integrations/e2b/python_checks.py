@@ -58,7 +58,9 @@ def box(request: pytest.FixtureRequest, server: Any) -> Iterator[Any]:
 @pytest.fixture(params=[Sandbox, AsyncSandbox], ids=["sync", "async"])
 async def own(request: pytest.FixtureRequest, server: Any) -> AsyncIterator[Any]:
     """A sandbox for one test."""
-    made = await value(request.param.create(envs={"GIVEN": "variable"}, metadata={"suite": "one & two"}, timeout=600))
+    made = await value(
+        request.param.create(envs={"GIVEN": "variable"}, metadata={"suite": "one & two"}, timeout=600)
+    )
     yield made
     await value(made.kill())
 
@@ -254,6 +256,52 @@ async def test_directories_are_made_listed_moved_and_removed(box: Any) -> None:
     assert await value(box.files.exists("/tmp/top")) is False
 
 
+async def test_changes_of_a_directory_are_reported(box: Any) -> None:
+    await value(box.files.make_dir("/tmp/watched/below"))
+    seen: list[Any] = []
+    arrived = asyncio.Event()
+
+    def saw(event: Any) -> None:
+        seen.append(event)
+        if event.name == "below/last":
+            arrived.set()
+
+    options = {"recursive": True, "include_entry": True}
+    if is_async(box):
+        handle = await box.files.watch_dir("/tmp/watched", saw, timeout=0, **options)
+    else:
+        handle = box.files.watch_dir("/tmp/watched", **options)
+    await value(box.commands.run("cd /tmp/watched; echo x > new; chmod 600 new; mv new renamed; rm renamed"))
+    await value(box.files.write("/tmp/watched/uploaded", "x"))
+    await value(box.commands.run("mkdir /tmp/watched/below/last"))
+    if is_async(box):
+        async with asyncio.timeout(60):
+            await arrived.wait()
+    else:
+        while not arrived.is_set():
+            for each in handle.get_new_events():
+                saw(each)
+    await value(handle.stop())
+
+    found = [(each.type.value, each.name) for each in seen]
+    for expected in (
+        ("create", "new"),
+        ("write", "new"),
+        ("chmod", "new"),
+        ("rename", "new"),
+        ("create", "renamed"),
+        ("remove", "renamed"),
+        ("write", "uploaded"),
+        ("create", "below/last"),
+    ):
+        assert expected in found
+    assert not [name for _, name in found if ".holdfast" in name]
+    (entry,) = [each.entry for each in seen if each.name == "below/last" and each.type.value == "create"]
+    assert entry.type == FileType.DIR
+    with pytest.raises(FileNotFoundException):
+        await value(box.files.watch_dir("/tmp/missing", *((saw,) if is_async(box) else ())))
+
+
 async def test_errors_of_files_have_the_classes_of_the_sdk(box: Any) -> None:
     with pytest.raises(FileNotFoundException):
         await value(box.files.read("/tmp/missing"))
@@ -386,14 +434,20 @@ async def test_wrong_requests_have_the_classes_of_the_sdk(kind: Any, server: Any
         await value(kind.create(iam={"tokens": {"aws": {"audience": "x", "token_type": "JWT-SVID"}}}))
     with pytest.raises(SandboxException, match="egress_proxy"):
         await value(kind.create(network={"egress_proxy": {"address": "127.0.0.1:1080"}}))
-    with pytest.raises(RateLimitException):
-        limited = []
-        try:
-            for _ in range(10):
-                limited.append(await value(kind.create(retries=0)))
-        finally:
-            for each in limited:
-                await value(each.kill())
+
+
+@KINDS
+async def test_too_many_sandboxes_are_a_rate_limit(kind: Any, server: Any) -> None:
+    made = []
+
+    async def make() -> None:
+        for _ in range(10):
+            made.append(await value(kind.create(retries=0)))
+
+    with pytest.raises(RateLimitException, match="max_sandboxes"):
+        await make()
+    for each in made:
+        await value(each.kill())
 
 
 @KINDS

@@ -20,7 +20,7 @@ from e2b_code_interpreter import AsyncSandbox as AsyncInterpreter, Sandbox as In
 from tests.integrations.e2b.server_process import DOMAIN, E2BServer, e2b_server
 
 #: A server in a sandbox: it returns the request, and echoes the first message of a WebSocket.
-IN_SANDBOX = r'''
+IN_SANDBOX = r"""
 import base64, hashlib, http.server, json, struct, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -29,7 +29,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.headers.get("Upgrade") == "websocket":
             magic = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
             accept = base64.b64encode(hashlib.sha1(magic.encode()).digest()).decode()
-            self.wfile.write(f"HTTP/1.1 101 S\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}\r\n\r\n".encode())
+            self.wfile.write(b"HTTP/1.1 101 S\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n")
+            self.wfile.write(f"Sec-WebSocket-Accept: {accept}\r\n\r\n".encode())
             head = self.rfile.read(6)
             data = bytes(b ^ head[2 + i % 4] for i, b in enumerate(self.rfile.read(head[1] & 127)))
             self.wfile.write(struct.pack("BB", 0x81, len(data) + 5) + b"echo " + data)
@@ -47,7 +48,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 8123), Handler)
 print("listening", flush=True)
 server.serve_forever()
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,9 @@ def server() -> Iterator[E2BServer]:
         yield made
 
 
-def request(server: E2BServer, host: str, path: str, method: str = "GET", body: str = "", **headers: str) -> tuple[int, str]:
+def request(
+    server: E2BServer, host: str, path: str, method: str = "GET", body: str = "", **headers: str
+) -> tuple[int, str]:
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
     connection.request(method, path, body or None, {"Host": host, **headers})
     answer = connection.getresponse()
@@ -252,7 +255,8 @@ def test_smolagents_runs_its_agent_in_a_sandbox(server: E2BServer) -> None:
         def __init__(self) -> None:
             super().__init__(model_id="scripted")
             self.replies = [
-                "Thought: compute.\n<code>\nimport os\nvalue = 6 * 7\nprint('inside', os.environ['E2B_SANDBOX'])\n</code>",
+                "Thought: compute.\n<code>\nimport os\nvalue = 6 * 7\n"
+                "print('inside', os.environ['E2B_SANDBOX'])\n</code>",
                 "Thought: done.\n<code>\nfinal_answer(value)\n</code>",
             ]
             self.seen = ""

@@ -14,7 +14,7 @@ import posixpath
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 from holdfast.client.process import Process
 from holdfast.errors import FileError, HoldfastError, UnknownProcess, UnknownUser
@@ -49,6 +49,8 @@ class OpenSandbox:
         self._processes: dict[int, str] = {}
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._killing: set[asyncio.Task[None]] = set()
+        #: Watches by request, by their ids.
+        self.watchers: dict[str, Any] = {}
         #: Called before the connection is closed.
         self.on_close: list[Callable[[], Awaitable[None]]] = []
         self._users_read = 0.0

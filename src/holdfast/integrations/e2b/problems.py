@@ -24,6 +24,7 @@ CONNECT_STATUS: Final = {
     "failed_precondition": 400,
     "unimplemented": 501,
     "internal": 500,
+    "data_loss": 500,
     "unavailable": 503,
     "unauthenticated": 401,
 }

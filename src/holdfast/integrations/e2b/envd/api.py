@@ -16,7 +16,14 @@ from starlette.types import Receive, Scope, Send
 from holdfast.errors import HoldfastError, SandboxGone, TransportError
 from holdfast.integrations.e2b.control.metrics import Metrics
 from holdfast.integrations.e2b.control.sandboxes import Sandboxes
-from holdfast.integrations.e2b.envd import connect_protocol as connect, files, filesystem, messages as m, processes
+from holdfast.integrations.e2b.envd import (
+    connect_protocol as connect,
+    files,
+    filesystem,
+    messages as m,
+    processes,
+    watchers,
+)
 from holdfast.integrations.e2b.open_sandbox import OpenSandbox
 from holdfast.integrations.e2b.problems import Problem, invalid, problem_of, unauthorized
 from holdfast.integrations.e2b.settings import E2BSettings, Keyring
@@ -106,7 +113,7 @@ class EnvdApi:
         elif path == f"{_PROCESS}Connect":
             messages = processes.connect(opened, connect.decode(found[0], m.ProcessRequest))
         else:
-            raise Problem(501, "unimplemented", "watching directories: this server does not have it yet")
+            messages = watchers.watch_dir(opened, connect.decode(found[0], m.WatchRequest), user)
         await connect.stream(
             receive,
             send,
@@ -114,7 +121,7 @@ class EnvdApi:
             sandbox_id=opened.ref.id,
             timeout=connect.timeout_of(headers),
             keepalive=connect.keepalive_of(headers),
-            keepalive_message=processes.KEEPALIVE,
+            keepalive_message=processes.KEEPALIVE if path.startswith(_PROCESS) else watchers.KEEPALIVE,
         )
 
     async def _stream_input(self, opened: OpenSandbox, receive: Receive, send: Send) -> None:
@@ -155,6 +162,12 @@ class EnvdApi:
                 return await filesystem.move(opened, decode(body, m.MoveRequest), user)
             case "ListDir":
                 return await filesystem.list_dir(opened, decode(body, m.ListDirRequest), user)
+            case "CreateWatcher":
+                return await watchers.create_watcher(opened, decode(body, m.WatchRequest), user)
+            case "GetWatcherEvents":
+                return await watchers.watcher_events(opened, decode(body, m.WatcherRequest).watcher_id)
+            case "RemoveWatcher":
+                return await watchers.remove_watcher(opened, decode(body, m.WatcherRequest).watcher_id)
         raise Problem(404, "unimplemented", f"{path[:200]}: this server does not have it")
 
     # --- plain HTTP ----------------------------------------------------------------------------------------------
