@@ -23,7 +23,10 @@ Handler = Callable[..., Awaitable[Response]]
 
 def parse_metadata(text: str) -> dict[str, str]:
     """The filter `key=value&…`; the SDKs quote keys and values twice."""
-    pairs = urllib.parse.parse_qsl(text, keep_blank_values=True, max_num_fields=100)
+    try:
+        pairs = urllib.parse.parse_qsl(text, keep_blank_values=True, max_num_fields=100)
+    except ValueError as error:
+        raise invalid(f"metadata: {error}") from None
     return {urllib.parse.unquote(key): urllib.parse.unquote(value) for key, value in pairs}
 
 
