@@ -6,6 +6,8 @@ Everything else is the control API, which needs the API key.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import re
 from typing import Final
@@ -14,7 +16,7 @@ import msgspec
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.errors import HoldfastError
 from holdfast.integrations.e2b.control.api import ControlApi
@@ -34,6 +36,9 @@ log = logging.getLogger(__name__)
 _LABEL: Final = re.compile(r"(?P<port>[0-9]{1,5})-(?P<id>[a-z0-9-]{1,63})", re.ASCII)
 
 _UPLOADS: Final = "/uploads/"
+#: A refused body is read up to this size, for this time; a client that sends more gets a broken connection.
+_DRAIN_BYTES: Final = 1024 * 1024
+_DRAIN_SECONDS: Final = 2.0
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -85,6 +90,9 @@ class Application:
             self._routes.setdefault((method, path.count("/")), []).append((pattern, handler))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            body = _RequestBody(receive, send)
+            receive, send = body.receive, body.send
         headers = Headers(scope=scope)
         target = target_of(headers, self._settings.domain)
         if target is None and scope["type"] == "http":
@@ -162,3 +170,33 @@ class _BufferedRequest(Request):
     def __init__(self, scope: Scope, body: bytes) -> None:
         super().__init__(scope)
         self._body = body
+
+
+class _RequestBody:
+    """The body of a request, of which a refusal reads the rest before it is sent.
+
+    The connection is closed after a reply to a body that was not read, and a client that still sends gets a broken
+    connection and not the reply.
+    """
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._complete = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._complete = self._complete or not message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] >= 400 and not self._complete:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DRAIN_SECONDS):
+                    await self._drain()
+        await self._send(message)
+
+    async def _drain(self) -> None:
+        size = 0
+        while not self._complete and size < _DRAIN_BYTES:
+            size += len((await self.receive()).get("body", b""))
