@@ -85,6 +85,7 @@ if TYPE_CHECKING:
         TerminalSize as TerminalSize,
         TerminalStates as TerminalStates,
         TerminalStatus as TerminalStatus,
+        WatchEvent as WatchEvent,
     )
 
 _HOMES = {
@@ -148,6 +149,7 @@ _HOMES = {
         "TerminalSize",
         "TerminalStates",
         "TerminalStatus",
+        "WatchEvent",
     ),
     "holdfast.fleet.fleet": ("Fleet", "create"),
     "holdfast.fleet.pool": ("Pool",),

@@ -88,6 +88,12 @@ class ExecServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_uploads: int = 256
     #: How long an upload waits for its next piece before it is removed. Longer than any reconnect.
     abandoned_upload_seconds: float = 600.0
+    #: Watched trees at a time. Each is an inotify instance, of which a user has 128 by default.
+    max_watches: int = 64
+    #: Directories of all watched trees. Each costs about 1 KiB of kernel memory.
+    max_watched_directories: int = 16_384
+    #: How long a watched tree waits for its next reader before the watch is removed. Longer than any reconnect.
+    abandoned_watch_seconds: float = 600.0
 
     # --- the wire --------------------------------------------------------------------------------------------
     #: The largest accepted message. A 50 MiB body of a model call as base64 fits with room.

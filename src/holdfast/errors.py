@@ -19,7 +19,8 @@
     │   ├── UnknownTerminal        -32011
     │   ├── TerminalClosed         -32012  its program has ended; the message has the reason
     │   ├── UnknownService         -32014  the host offers no service with this name and instance
-    │   └── EditConflict           -32015  a file does not have the content that an edit or a patch expects
+    │   ├── EditConflict           -32015  a file does not have the content that an edit or a patch expects
+    │   └── UnknownWatch           -32016  no watched directory has this id; it was not read for too long
     ├── SandboxError               the sandbox could not do it
     │   ├── InternalError          -32603  a bug of holdfast
     │   ├── CwdNotFound            -32020
@@ -193,6 +194,12 @@ class EditConflict(CallerError):
     """
 
     code = -32015
+
+
+class UnknownWatch(CallerError):
+    """No watched directory has this id: it was closed, not read for too long, or watched by an earlier server."""
+
+    code = -32016
 
 
 class SandboxError(HoldfastError):

@@ -13,6 +13,7 @@ from holdfast.types import (
     DIRECTORY_PAGE,
     FILE_PIECE_BYTES,
     TERMINAL_OUTPUT_BYTES,
+    WATCH_EVENTS,
     CloseMode,
     CommandEvent,
     CommandSpec,
@@ -39,6 +40,7 @@ from holdfast.types import (
     TerminalStatus,
     TerminalWait,
     UsageSample,
+    WatchRead,
 )
 
 
@@ -175,6 +177,20 @@ class FileApi(Protocol):
 
     async def real_path(self, path: str, *, strict: bool = True, user: str | None = None) -> str:
         """The path without symbolic links; `FileNotFound` if it is `strict` and does not exist."""
+
+    async def watch(self, path: str, *, watch_id: str, recursive: bool = False, user: str | None = None) -> None:
+        """Watch a directory; on return every later change becomes an event. A repeated `watch_id` has no effect."""
+
+    async def read_watch(
+        self, watch_id: str, *, after: int = 0, limit: int = WATCH_EVENTS, wait: float = 0.0
+    ) -> WatchRead:
+        """Events after the number `after`, waiting up to `wait` seconds for the first; earlier ones are dropped.
+
+        `UnknownWatch` if there is none with this id.
+        """
+
+    async def unwatch(self, watch_id: str) -> None:
+        """End a watch; no effect if there is none."""
 
 
 class ExecApi(Protocol):

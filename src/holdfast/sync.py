@@ -47,7 +47,8 @@ from typing import (
 
 from holdfast.client import exec_remote, host_call, process, sandbox, shell, terminal, unified_exec
 from holdfast.client.collect import StreamTails
-from holdfast.client.defaults import StrPath
+from holdfast.client.defaults import Path, StrPath
+from holdfast.client.files.watch import DirectoryEvents
 from holdfast.client.loops import run_in
 from holdfast.config import ExecServerConfig
 from holdfast.errors import HoldfastError, InternalError, InvalidParams, InvalidRequest
@@ -65,6 +66,7 @@ from holdfast.types import (
     TerminalSize,
     TerminalState,
     TerminalStatus,
+    WatchEvent,
 )
 
 if TYPE_CHECKING:
@@ -501,6 +503,20 @@ class Sandbox(_Closing[sandbox.Sandbox]):
             yield HostService(self._loop, offered)
         finally:
             self._loop.run(offered.aclose())
+
+    @contextmanager
+    def watch(
+        self, path: Path = ".", *, recursive: bool = False, user: str | None = None
+    ) -> Iterator[Stream[WatchEvent]]:
+        """The changes in a directory, for a `with` block; see `holdfast.Sandbox.watch`."""
+
+        async def begin() -> DirectoryEvents:
+            events = self._inner.watch(path, recursive=recursive, user=user)
+            await events.start()
+            return events
+
+        with Stream(self._loop, self._loop.run(begin())) as events:
+            yield events
 
     url = _Blocking(sandbox.Sandbox.url)
 

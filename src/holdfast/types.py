@@ -30,6 +30,8 @@ JobsAtClose = Literal["kill", "keep"]
 ConfinementMode = Literal["bubblewrap", "landlock", "none"]
 ConfinedNetwork = Literal["none", "host", "proxy"]
 FileType = Literal["file", "directory", "symlink", "fifo", "socket", "character", "block", "other"]
+#: `written`: closed after writing. `overflow`: events are lost. `root_removed`: the watched directory is gone.
+WatchKind = Literal["created", "modified", "written", "attributes", "removed", "moved", "overflow", "root_removed"]
 #: The default limit of the output that a command typed in a terminal returns: the latest part.
 TERMINAL_OUTPUT_BYTES: Final = 16 * 1024 * 1024
 #: The largest message that servers and clients accept by default. A 50 MiB body of a model call as base64 fits.
@@ -42,6 +44,8 @@ KEPT_SHELL_COMMANDS: Final = 4
 FILE_PIECE_BYTES: Final = 1024 * 1024
 #: Entries of one page of a directory.
 DIRECTORY_PAGE: Final = 5_000
+#: Events of a watched directory in one reply.
+WATCH_EVENTS: Final = 1_000
 #: Rows or columns of a terminal: the kernel has 16 bits for each.
 MAX_TERMINAL_SIDE: Final = 65_535
 #: Of a screen, and of a session of the service: a cell costs some tens of bytes, and the size comes from a caller.
@@ -729,6 +733,27 @@ class DirPage(Struct, frozen=True):
 
     entries: tuple[DirEntry, ...]
     more: bool
+
+
+class WatchEvent(Struct, frozen=True, omit_defaults=True):
+    """A change below a watched directory. Names are relative to it: `src/main.c`; the directory itself is empty."""
+
+    seq: int
+    kind: WatchKind
+    name: str
+    #: The earlier name of a file that was moved.
+    old_name: str | None = None
+    #: Whether the name is that of a directory.
+    directory: bool = False
+    #: Why events below `name` are lost.
+    reason: str = ""
+
+
+class WatchRead(Struct, frozen=True):
+    """Events of a watched directory; after `ended` there are no more."""
+
+    events: tuple[WatchEvent, ...]
+    ended: bool = False
 
 
 class FilePiece(Struct, frozen=True, kw_only=True):

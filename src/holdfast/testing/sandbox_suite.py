@@ -362,6 +362,16 @@ async def files_come_back_as_they_went(box: Sandbox, subject: Subject) -> None:
         await box.exec(["rm", "-rf", directory])
 
 
+async def changes_of_a_directory_are_reported(box: Sandbox, subject: Subject) -> None:
+    directory = (await box.exec(["sh", "-c", "mktemp -d"])).stdout.strip()
+    async with box.watch(directory, recursive=True) as events:
+        await box.exec(["sh", "-c", "mkdir -p a/b && echo x > a/b/file && mv a c && rm -rf $PWD"], cwd=directory)
+        seen = [(event.kind, event.name) async for event in events]
+    assert ("created", "a") in seen, seen
+    assert seen[-1] == ("root_removed", ""), seen
+    assert "overflow" not in dict(seen), seen
+
+
 async def files_of_another_user_are_that_users(box: Sandbox, subject: Subject) -> None:
     """Where commands can run as another user, files can be worked on as that user."""
     user = "65534:65534"
@@ -464,6 +474,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     a_terminal_runs_commands,
     a_program_on_a_terminal_is_told_its_size,
     files_come_back_as_they_went,
+    changes_of_a_directory_are_reported,
     files_of_another_user_are_that_users,
     what_a_process_uses_is_told_with_all_that_it_started,
     nothing_is_left,

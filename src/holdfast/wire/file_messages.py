@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.types import DIRECTORY_PAGE, FILE_PIECE_BYTES, Struct
+from holdfast.types import DIRECTORY_PAGE, FILE_PIECE_BYTES, WATCH_EVENTS, Struct
 
 
 class FileReadParams(Struct, frozen=True, omit_defaults=True):
@@ -127,6 +127,27 @@ class FileRealPathParams(Struct, frozen=True, omit_defaults=True):
 
 class FileRealPathResult(Struct, frozen=True):
     path: str
+
+
+class FileWatchParams(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Watch a directory. The caller chooses `watch_id`."""
+
+    path: str
+    watch_id: str
+    recursive: bool = False
+    user: str | None = None
+
+
+class FileReadWatchParams(Struct, frozen=True, omit_defaults=True):
+    watch_id: str
+    #: The number of the last event that the caller has; the server drops it and all before.
+    after: int = 0
+    limit: int = WATCH_EVENTS
+    wait_ms: int = 0
+
+
+class FileUnwatchParams(Struct, frozen=True):
+    watch_id: str
 
 
 # --- as the Codex CLI defines them ------------------------------------------------------------------------------

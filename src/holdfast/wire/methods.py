@@ -23,6 +23,7 @@ from holdfast.types import (
     TerminalSpec,
     TerminalStatus,
     UsageSample,
+    WatchRead,
 )
 from holdfast.wire import file_messages as f, messages as m, stream_messages as s
 
@@ -109,6 +110,9 @@ FILE_COPY = WireMethod("file/copy", f.FileCopyParams, m.Empty)
 FILE_MAKE_LINK = WireMethod("file/makeLink", f.FileMakeLinkParams, m.Empty)
 FILE_SET_ATTRIBUTES = WireMethod("file/setAttributes", f.FileSetAttributesParams, m.Empty)
 FILE_REAL_PATH = WireMethod("file/realPath", f.FileRealPathParams, f.FileRealPathResult)
+FILE_WATCH = WireMethod("file/watch", f.FileWatchParams, m.Empty)
+FILE_READ_WATCH = WireMethod("file/readWatch", f.FileReadWatchParams, WatchRead)
+FILE_UNWATCH = WireMethod("file/unwatch", f.FileUnwatchParams, m.Empty)
 
 FS_READ_FILE = WireMethod("fs/readFile", f.FsPathParams, f.FsReadFileResult)
 FS_WRITE_FILE = WireMethod("fs/writeFile", f.FsWriteFileParams, m.Empty)

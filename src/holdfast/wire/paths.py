@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote_to_bytes
 import msgspec
 
 from holdfast.errors import InvalidParams
-from holdfast.types import DirEntry, FileInfo
+from holdfast.types import DirEntry, FileInfo, WatchEvent, WatchRead
 
 Info = TypeVar("Info", bound=FileInfo)
 
@@ -63,3 +63,13 @@ def map_paths(info: Info, code: Callable[[str], str]) -> Info:
     if isinstance(info, DirEntry):
         changed["name"] = code(info.name)
     return msgspec.structs.replace(info, **changed) if changed else info
+
+
+def map_event_paths(read: WatchRead, code: Callable[[str], str]) -> WatchRead:
+    """`read` with the names of its events passed through `encode_path` or `decode_path`."""
+
+    def mapped(event: WatchEvent) -> WatchEvent:
+        old_name = None if event.old_name is None else code(event.old_name)
+        return msgspec.structs.replace(event, name=code(event.name), old_name=old_name)
+
+    return WatchRead(tuple(map(mapped, read.events)), read.ended)

@@ -19,6 +19,7 @@ from holdfast.client.clean_up import clean_up
 from holdfast.client.defaults import Defaults, Path, path_text
 from holdfast.client.files.edits import Edits, PatchedFile
 from holdfast.client.files.in_flight import InFlight
+from holdfast.client.files.watch import DirectoryEvents
 from holdfast.errors import (
     FileError,
     FileNotFound,
@@ -208,6 +209,14 @@ class SandboxFiles:
         """Copy within the sandbox: a file, or with `recursive` a directory; symbolic links as links."""
         ends = self._defaults.path(source), self._defaults.path(target)
         await self._api.files.copy(*ends, recursive=recursive, user=self._defaults.user(user))
+
+    def watch(self, path: Path = ".", *, recursive: bool = False, user: str | None = None) -> DirectoryEvents:
+        """The changes in a directory, and with `recursive` in all below it, for an `async with` block.
+
+        It iterates over `WatchEvent`s. Only the server's own user can watch; another `user` is refused.
+        """
+        name, user = self._defaults.path(path), self._defaults.user(user)
+        return DirectoryEvents(self._api.files, name, recursive=recursive, user=user)
 
 
 def local_error(error: OSError, path: str) -> HoldfastError:

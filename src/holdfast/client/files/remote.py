@@ -7,9 +7,18 @@ from collections.abc import Coroutine
 from typing import Any
 
 from holdfast.client.connection import ClientConnection
-from holdfast.types import DIRECTORY_PAGE, FILE_PIECE_BYTES, DirPage, FileAttributes, FileInfo, FilePiece
+from holdfast.types import (
+    DIRECTORY_PAGE,
+    FILE_PIECE_BYTES,
+    WATCH_EVENTS,
+    DirPage,
+    FileAttributes,
+    FileInfo,
+    FilePiece,
+    WatchRead,
+)
 from holdfast.wire import file_messages as f, methods
-from holdfast.wire.paths import decode_path, encode_path, map_paths
+from holdfast.wire.paths import decode_path, encode_path, map_event_paths, map_paths
 
 _NOTHING = FileAttributes()
 
@@ -147,6 +156,19 @@ class RemoteFiles:
     async def real_path(self, path: str, *, strict: bool = True, user: str | None = None) -> str:
         params = f.FileRealPathParams(encode_path(path), user, strict)
         return decode_path((await self._connection.call(methods.FILE_REAL_PATH, params)).path)
+
+    async def watch(self, path: str, *, watch_id: str, recursive: bool = False, user: str | None = None) -> None:
+        params = f.FileWatchParams(encode_path(path), watch_id, recursive, user)
+        await self._connection.call(methods.FILE_WATCH, params)
+
+    async def read_watch(
+        self, watch_id: str, *, after: int = 0, limit: int = WATCH_EVENTS, wait: float = 0.0
+    ) -> WatchRead:
+        params = f.FileReadWatchParams(watch_id, after, limit, int(wait * 1000))
+        return map_event_paths(await self._connection.call(methods.FILE_READ_WATCH, params), decode_path)
+
+    async def unwatch(self, watch_id: str) -> None:
+        await self._connection.call(methods.FILE_UNWATCH, f.FileUnwatchParams(watch_id))
 
 
 def _new_id() -> str:

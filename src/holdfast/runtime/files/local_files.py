@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from holdfast.config import ExecServerConfig
 from holdfast.errors import (
@@ -26,16 +26,21 @@ from holdfast.errors import (
 )
 from holdfast.runtime.files.operations import FileOperations
 from holdfast.runtime.files.user_helpers import UserHelpers
+from holdfast.runtime.files.watches import Watches
 from holdfast.runtime.process.environment import MAX_ID, resolve_cwd, resolve_user
 from holdfast.types import (
     DIRECTORY_PAGE,
     FILE_PIECE_BYTES,
+    WATCH_EVENTS,
     DirEntry,
     DirPage,
     FileAttributes,
     FileInfo,
     FilePiece,
+    WatchRead,
 )
+
+T = TypeVar("T")
 
 #: Reads and writes of the page cache keep no more than two threads busy; the others are for a slow disk.
 THREADS: Final = 4
@@ -66,6 +71,7 @@ class LocalFiles:
         self._uploads: dict[tuple[str, str, str | None], float] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._sweeping: set[asyncio.Task[None]] = set()
+        self._watches = Watches(config, self._in_thread)
         self._closed = False
 
     # --- FileApi ---------------------------------------------------------------------------------------------
@@ -227,22 +233,44 @@ class LocalFiles:
         found: str = await self._do("real_path", path, user, strict=strict)
         return found
 
+    async def watch(self, path: str, *, watch_id: str, recursive: bool = False, user: str | None = None) -> None:
+        _check_path(path)
+        self._check_open()
+        try:
+            await self._watches.watch(path, watch_id, recursive=recursive, user=user)
+        except HoldfastError:
+            raise
+        except OSError as error:
+            raise translated(error, path) from None
+
+    async def read_watch(
+        self, watch_id: str, *, after: int = 0, limit: int = WATCH_EVENTS, wait: float = 0.0
+    ) -> WatchRead:
+        return await self._watches.read(watch_id, after, limit, wait)
+
+    async def unwatch(self, watch_id: str) -> None:
+        self._watches.unwatch(watch_id)
+
     # --- threads and repeated requests -----------------------------------------------------------------------
 
     async def _do(self, operation: str, path: str, user: str | None, named: str = "path", **more: Any) -> Any:
         """Perform an operation in a thread, as `user`; an `OSError` becomes an error that names the path."""
         _check_path(path)
-        if self._closed:
-            raise ShuttingDown("the server is shutting down: it performs no file operations")
+        self._check_open()
         arguments = {named: path, **more}
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._pool(), partial(self._perform, operation, arguments, user)
-            )
+            return await self._in_thread(partial(self._perform, operation, arguments, user))
         except HoldfastError:
             raise
         except OSError as error:
             raise translated(error, path) from None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ShuttingDown("the server is shutting down: it performs no file operations")
+
+    def _in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._pool(), work)
 
     def _perform(self, operation: str, arguments: dict[str, Any], user: str | None) -> Any:
         account = None if user is None else resolve_user(user)
@@ -305,6 +333,7 @@ class LocalFiles:
         """Remove unfinished uploads, end the helpers and the threads."""
         if self._closed:
             return
+        self._watches.close()
         for path, upload_id, user in list(self._uploads):
             try:
                 await self.abandon(path, upload_id=upload_id, user=user)
