@@ -13,6 +13,8 @@ import pytest
 import holdfast
 from holdfast import Sandbox
 from holdfast.errors import InvalidParams, PortUnavailable
+from holdfast.wire import methods
+from holdfast.wire.stream_messages import StreamAddress, StreamDialParams
 from tests.contract.cutting_proxy import cutting_unix
 from tests.contract.ways import WAYS
 from tests.support.servers import RunningServer
@@ -119,11 +121,12 @@ async def test_a_port_without_a_listener_resets_the_connection(box: Sandbox) -> 
 @pytest.mark.parametrize("way", ["unix"], indirect=True)
 async def test_an_aborted_connection_ends_on_the_other_side(box: Sandbox) -> None:
     errors: asyncio.Queue[type[BaseException] | None] = asyncio.Queue()
+    arrived = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while await reader.read(1):
-                pass
+                arrived.set()
             errors.put_nowait(None)
         except OSError as error:
             errors.put_nowait(type(error))
@@ -136,9 +139,10 @@ async def test_an_aborted_connection_ends_on_the_other_side(box: Sandbox) -> Non
             await writer.drain()
             writer.transport.abort()
             await errors.get()  # a reset, or an end of file
+            arrived.clear()
             _, writer = await asyncio.open_connection(host, port)
             writer.write(b"x")
-            await writer.drain()
+            await arrived.wait()
         assert await errors.get() in (ConnectionResetError, None)  # the end of the block resets what is open
         writer.close()
 
@@ -237,3 +241,23 @@ async def test_an_offer_is_restored_with_its_connection(server: RunningServer) -
             writer.close()
             await box.status()  # waits for the reconnect, after which the listener is requested at once
             assert await exchange(host, port, b"after") == b"after"
+
+
+@pytest.mark.parametrize("way", ["ws", "stdio"], indirect=True)
+async def test_a_socket_is_not_passed_over_other_channels(box: Sandbox) -> None:
+    connection = box.api.connection  # type: ignore[attr-defined]
+    with pytest.raises(InvalidParams, match="stream/dial: a socket can be passed only over a Unix socket"):
+        await connection.call(methods.STREAM_DIAL, StreamDialParams(StreamAddress(port=1)))
+    assert connection.unix_path is None
+
+
+@pytest.mark.parametrize("way", ["unix"], indirect=True)
+async def test_a_passed_socket_outlives_the_channel(box: Sandbox) -> None:
+    async with listening(echo) as inside, box.forward(inside) as (host, port):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"before")
+        assert await reader.readexactly(6) == b"before"
+        await box.aclose()
+        writer.write(b"after")
+        assert await reader.readexactly(5) == b"after"
+        writer.close()

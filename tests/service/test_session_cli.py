@@ -139,6 +139,35 @@ def test_a_session_in_a_terminal_draws_types_follows_the_size_and_detaches() -> 
         ending.wait(PATIENCE_SECONDS)
 
 
+def test_keys_under_rules_run_wait_for_an_approval_and_are_refused(operator: Operator) -> None:
+    """Each line is judged as a whole, however its keys arrive."""
+    with (
+        holdfast.sync.ServiceClient(operator.service.grpc, token=operator.service.operator) as client,
+        contextlib.closing(Person(20, 200)) as person,
+    ):
+        id = client.create_session().session_id
+        client.run_command("echo before; PS1='$ '", id)
+        attached = person.start(operator, "attach", id)  # type: ignore[arg-type]
+        person.see("before")
+        for key in b"expr 40 + 2; stty size\r":
+            person.type(bytes([key]))
+        person.see("42")
+        person.see("20 200")
+        person.type(b"touch held; echo $((6 * 7))0\r")
+        person.see("waits for approval")
+        (waiting,) = operator.json("approve")
+        assert waiting["command"] == "touch held; echo $((6 * 7))0"
+        operator.printed("approve", waiting["approvalId"])
+        person.see("420")
+        person.type(b"touch dropped")
+        person.type(b"\x03echo $((6 * 8))0\r")
+        person.see("480")
+        assert operator.json("approve") == []
+        person.type(DETACH)
+        assert attached.wait(PATIENCE_SECONDS) == 0
+        client.close_session(id, force=True)
+
+
 def test_mistakes_are_one_line(operator: Operator) -> None:
     shell = operator.printed("open", "--kind", "shell").strip()
     for arguments, message, code in (

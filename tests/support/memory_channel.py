@@ -84,6 +84,11 @@ class MemoryChannel:
     def takes_spool_frames(self) -> bool:
         return self._lengths
 
+    passes_descriptors = False
+
+    def pass_descriptor(self, fd: int) -> None:
+        raise AssertionError("memory carries no descriptors")
+
     @property
     def queued_bytes(self) -> int:
         return sum(map(len, self._on_the_way))

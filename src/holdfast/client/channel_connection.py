@@ -27,6 +27,7 @@ from holdfast.errors import (
 )
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.transport.multiplexer import StreamMultiplexer
+from holdfast.transport.stream import StreamChannel
 from holdfast.types import MAX_MESSAGE_BYTES
 from holdfast.wire import messages as m, methods
 from holdfast.wire.codec import Codec
@@ -278,6 +279,11 @@ class ChannelConnection(ClientConnection):
         if not self._open or link is None or link.streams is None:
             raise self.new_failure() if self.failure else ConnectionLost(f"{self.address}: not connected now")
         return link.streams
+
+    @property
+    def unix_path(self) -> str | None:
+        channel = None if self._link is None else self._link.channel
+        return channel.path if isinstance(channel, StreamChannel) else None
 
     def call_once(self, method: WireMethod[P, R], params: P, on_reply: OnReply) -> None:
         self._pass(method, params, on_reply)

@@ -201,6 +201,11 @@ class ClientConnection(ABC):
         """The streams of the current channel; `ConnectionLost` while there is none."""
         raise InvalidParams(f"{self.address}: ports cannot be forwarded, because this sandbox has no open channel")
 
+    @property
+    def unix_path(self) -> str | None:
+        """The Unix socket of the server, if the connection is one on this machine."""
+        return None
+
     def call_once(self, method: WireMethod[P, R], params: P, on_reply: OnReply) -> None:
         """Send a request on the current channel only; `on_reply` is not called if the channel breaks."""
         raise InvalidParams(f"{self.address}: {method.name} needs an open channel")

@@ -1,7 +1,8 @@
 """Ports across the connection: `PortForward` makes a port of the sandbox reachable here, `PortOffer` the reverse.
 
 Every connection is a stream of the sandbox's channel (`transport.multiplexer`), so the sandbox needs no network.
-Streams end when the channel breaks; listeners are restored with it. Touches sockets of this machine.
+Streams end when the channel breaks; listeners are restored with it. A server behind a Unix socket passes its
+connected sockets instead, between which a thread copies. Touches sockets of this machine.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ import contextlib
 import logging
 import secrets
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from holdfast.client.connection import ClientConnection
-from holdfast.errors import HoldfastError, InvalidParams
+from holdfast.client.descriptor_link import DescriptorLink
+from holdfast.errors import HoldfastError, InvalidParams, PortUnavailable
 from holdfast.transport import sockets
-from holdfast.transport.multiplexer import SocketStream, StreamMultiplexer
+from holdfast.transport.multiplexer import SocketStream, StreamLimits, StreamMultiplexer
+from holdfast.transport.relay import SocketRelay
 from holdfast.wire import methods, stream_messages as s
 
 log = logging.getLogger(__name__)
 
 LOOPBACK: Final = "127.0.0.1"
 UNIX_PREFIX: Final = "unix:"
+#: How often a forward whose connections are in use shows that to the server, which does not see their bytes.
+USE_SECONDS: Final = 10.0
 
 #: Opens the connection on this machine for a stream that was accepted in the sandbox.
 Connect = Callable[[], Awaitable[socket.socket]]
@@ -50,6 +56,11 @@ class PortForward:
         self._local = parse_address(local, listens=True)
         self._acceptor: sockets.Acceptor | None = None
         self._streams: StreamMultiplexer | None = None
+        #: Over which the server passes sockets; None if it does not.
+        self._link: DescriptorLink | None = None
+        self._relay: SocketRelay | None = None
+        self._dialling: set[asyncio.Task[None]] = set()
+        self._use: asyncio.TimerHandle | None = None
 
     @property
     def address(self) -> s.StreamAddress:
@@ -61,8 +72,61 @@ class PortForward:
         """Listen. Raises if the sandbox has no channel that carries streams."""
         _ = self._connection.streams
         self._acceptor = sockets.Acceptor(sockets.listen(self._local), self._accepted)
+        await self._open_link()
+
+    async def _open_link(self) -> None:
+        """Open the connection over which the server passes sockets, if both are on this machine."""
+        path = self._connection.unix_path
+        # epoll and the order of passed descriptors are those of Linux.
+        if path is None or sys.platform != "linux":
+            return
+        link = DescriptorLink(path)
+        try:
+            await link.connect()
+        except (HoldfastError, OSError) as error:
+            log.info("%s: connections go through the channel: %s", self.address, error)
+        else:
+            self._link = link
 
     def _accepted(self, sock: socket.socket) -> None:
+        if self._link is None or not self._link.open:
+            self._open_stream(sock)
+            return
+        task = self._connection.loop.create_task(self._dial(self._link, sock))
+        self._dialling.add(task)
+        task.add_done_callback(self._dialling.discard)
+
+    async def _dial(self, link: DescriptorLink, sock: socket.socket) -> None:
+        if self._relay is None:
+            self._relay = SocketRelay()
+            self._show_use(0)
+        try:
+            if len(self._relay) + len(self._dialling) > StreamLimits().streams:
+                raise PortUnavailable(f"{StreamLimits().streams} connections are open")
+            far = await link.dial(self._target)
+        except PortUnavailable as error:
+            log.info("%s: no connection to %s: %s", self.address, self._target, error)
+            sockets.reset(sock)
+        except HoldfastError as error:
+            # An earlier server, a relay that drops descriptors, or a broken link.
+            log.info("%s: connections go through the channel: %s", self.address, error)
+            link.close()
+            self._link = None
+            self._open_stream(sock)
+        except BaseException:
+            sockets.reset(sock)
+            raise
+        else:
+            self._relay.add(sock, far)
+
+    def _show_use(self, moved: int) -> None:
+        """Show the server from time to time that a sandbox with busy connections is not idle."""
+        assert self._relay is not None
+        if self._relay.moved != moved:
+            self._connection.notify(methods.STREAM_CREDIT, s.StreamCreditParams(0, 0))
+        self._use = self._connection.loop.call_later(USE_SECONDS, self._show_use, self._relay.moved)
+
+    def _open_stream(self, sock: socket.socket) -> None:
         try:
             streams = self._streams = self._connection.streams
             number = streams.new_number()
@@ -88,6 +152,16 @@ class PortForward:
         """Stop listening and reset the connections that are still open."""
         if self._acceptor is not None:
             self._acceptor.close()
+        for task in self._dialling:
+            task.cancel()
+        if self._dialling:
+            await asyncio.wait(set(self._dialling))
+        if self._use is not None:
+            self._use.cancel()
+        if self._link is not None:
+            self._link.close()
+        if self._relay is not None:
+            self._relay.close()
         if self._streams is not None:
             self._streams.fail_owned(self, "the forward has ended")
 

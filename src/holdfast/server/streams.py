@@ -43,6 +43,13 @@ class StreamMethods:
         stream.give_credit(params.window)
         return s.StreamOpenResult(stream.window)
 
+    async def dial(self, connection: ServerConnection, params: s.StreamDialParams) -> None:
+        if not connection.channel.passes_descriptors:
+            raise InvalidParams("stream/dial: a socket can be passed only over a Unix socket: use stream/open")
+        sock = await sockets.dial(params.address)
+        # In this turn of the loop the reply follows, and carries it.
+        connection.channel.pass_descriptor(sock.detach())
+
     def listen(self, connection: ServerConnection, params: s.StreamListenParams) -> s.StreamListenResult:
         streams = connection.streams
         if streams.has_listener(params.listener):

@@ -52,6 +52,13 @@ class Channel(Protocol):
     def queued_bytes(self) -> int:
         """Bytes of queued control messages."""
 
+    @property
+    def passes_descriptors(self) -> bool:
+        """Whether the connection is a Unix socket, which carries descriptors."""
+
+    def pass_descriptor(self, fd: int) -> None:
+        """Send a descriptor with the next message, and close it here. Only if the channel `passes_descriptors`."""
+
     def send(self, message: bytes) -> None:
         """Queue a control message (unframed), and send what the connection accepts at once. Never blocks."""
 

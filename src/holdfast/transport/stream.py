@@ -29,6 +29,9 @@ TURN_BYTES: Final = 1024 * 1024
 #: The requested buffer size of sockets, so that a 1 MiB frame is one write and one read; the kernel may give less.
 SOCKET_BUFFER_BYTES: Final = 1024 * 1024
 
+#: Descriptors in one message; the kernel accepts 253.
+MAX_PASSED: Final = 128
+
 #: The errors of sendfile for a descriptor that it does not support.
 _NO_SENDFILE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSOCK, errno.EOPNOTSUPP})
 
@@ -56,8 +59,14 @@ class StreamChannel:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         lend: bool = False,
         sendfile: bool = True,
+        passes_descriptors: bool = False,
     ) -> None:
         self.description = description
+        self.passes_descriptors = passes_descriptors
+        #: The Unix socket that was dialled, for a second connection to the same server.
+        self.path: str | None = None
+        #: Descriptors that leave with the next bytes.
+        self._passing: deque[int] = deque()
         self._loop = asyncio.get_running_loop()
         self._read_fd = read_fd
         self._write_fd = write_fd
@@ -95,6 +104,12 @@ class StreamChannel:
     @property
     def queued_bytes(self) -> int:
         return self._queued_bytes
+
+    def pass_descriptor(self, fd: int) -> None:
+        if self._closed or self._write_error is not None:
+            os.close(fd)
+        else:
+            self._passing.append(fd)
 
     def send(self, message: bytes) -> None:
         if self._closed or self._write_error is not None:
@@ -268,10 +283,25 @@ class StreamChannel:
             # For a short piece of output, one write of header and data saves a system call, most of its cost.
             rest += self._read_spool(self._spool, self._spool.length)
             self._rest, self._spool = rest, None
-        written = os.write(self._write_fd, rest)
+        written = os.write(self._write_fd, rest) if not self._passing else self._write_with_descriptors(rest)
         self._rest = b"" if written == len(rest) else memoryview(rest)[written:]
         if self._rest_is_control:
             self._queued_bytes -= written
+        return written
+
+    def _write_with_descriptors(self, rest: bytes | memoryview) -> int:
+        """Write with descriptors, each of which arrives with or before its message."""
+        sock = socket.socket(fileno=self._write_fd)
+        leaving = list(self._passing)[:MAX_PASSED]
+        if len(leaving) < len(self._passing):
+            rest = rest[:1]  # the others leave with the next byte
+        try:
+            written = socket.send_fds(sock, [rest], leaving)
+        finally:
+            sock.detach()
+        for fd in leaving:
+            self._passing.popleft()
+            os.close(fd)
         return written
 
     def _write_spool(self, frame: SpoolFrame) -> int:
@@ -345,6 +375,8 @@ class StreamChannel:
         self.pause_reading()
         self._disarm()
         self._closed = True
+        while self._passing:
+            os.close(self._passing.popleft())
         os.close(self._read_fd)
         if self._write_fd != self._read_fd:
             os.close(self._write_fd)
@@ -375,6 +407,7 @@ def from_socket(
     """A channel on a connected socket, which the channel then owns."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
+    is_unix = sock.family == socket.AF_UNIX
     fd = sock.detach()
     return StreamChannel(
         fd,
@@ -384,4 +417,5 @@ def from_socket(
         max_message_bytes=max_message_bytes,
         lend=lend,
         sendfile=sendfile,
+        passes_descriptors=is_unix,
     )

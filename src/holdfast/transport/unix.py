@@ -178,7 +178,11 @@ async def dial(
     except BaseException:
         sock.close()
         raise
-    return from_socket(sock, receiver, description=f"unix:{path}", max_message_bytes=max_message_bytes, lend=lend)
+    channel = from_socket(
+        sock, receiver, description=f"unix:{path}", max_message_bytes=max_message_bytes, lend=lend
+    )
+    channel.path = path
+    return channel
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:

@@ -30,6 +30,7 @@ from holdfast.errors import (
     HandshakeFailed,
     HoldfastError,
     InvalidParams,
+    InvalidRequest,
     MessageTooLarge,
     Unauthorized,
 )
@@ -61,6 +62,7 @@ class WebSocketChannel:
     """
 
     takes_spool_frames: Final = False
+    passes_descriptors: Final = False
 
     def __init__(self, socket: Socket, description: str, limit: int) -> None:
         self.description = description
@@ -107,6 +109,9 @@ class WebSocketChannel:
 
     def hold_frame(self) -> None:
         """No effect: there are no spool frames."""
+
+    def pass_descriptor(self, fd: int) -> None:
+        raise InvalidRequest(f"{self.description}: a WebSocket carries no descriptors")
 
     def pause_reading(self) -> None:
         self._may_read.clear()

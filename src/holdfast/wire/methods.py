@@ -134,6 +134,7 @@ HOST_RECEIVE = WireMethod("service/receive", m.HostReceiveParams, m.HostAnswerPi
 HOST_CANCEL = WireMethod("service/cancel", m.HostCancelParams, m.Empty)
 
 STREAM_OPEN = WireMethod("stream/open", s.StreamOpenParams, s.StreamOpenResult)
+STREAM_DIAL = WireMethod("stream/dial", s.StreamDialParams, m.Empty)
 STREAM_LISTEN = WireMethod("stream/listen", s.StreamListenParams, s.StreamListenResult)
 STREAM_UNLISTEN = WireMethod("stream/unlisten", s.StreamUnlistenParams, m.Empty)
 

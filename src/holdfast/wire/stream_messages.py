@@ -35,6 +35,12 @@ class StreamOpenResult(Struct, frozen=True):
     window: int
 
 
+class StreamDialParams(Struct, frozen=True, forbid_unknown_fields=True):
+    """Connect to an address in the sandbox and pass the socket with the reply, as a descriptor."""
+
+    address: StreamAddress
+
+
 class StreamListenParams(Struct, frozen=True, forbid_unknown_fields=True):
     """Listen in the sandbox on behalf of the client, which chooses the name `listener`."""
 

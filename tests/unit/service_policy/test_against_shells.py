@@ -209,14 +209,33 @@ def test_builtins_run_nothing_unseen(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["set -euo pipefail", "set -- $x", "[[ a[0] == b ]]", "echo ${a[0]:-$x} ${b:=1}", "awk '{a[$(NF)]++}' f"],
+    [
+        "set -euo pipefail",
+        "set -- $x",
+        "[[ a[0] == b ]]",
+        "echo ${a[0]:-$x} ${b:=1}",
+        "awk '{a[$(NF)]++}' f",
+        "stty size",
+        "stty -a",
+        "stty",
+    ],
 )
 def test_what_is_usual_stays_known(text: str) -> None:
     assert read_command_line(text, interactive=True).unknown == ()
 
 
 @pytest.mark.parametrize(
-    "text", ["set +o emacs", "set -o vi", "shopt -uo emacs", "stty intr undef", "histchars=@^#"]
+    "text",
+    [
+        "set +o emacs",
+        "set -o vi",
+        "shopt -uo emacs",
+        "stty intr undef",
+        "stty size intr undef",
+        "stty $x",
+        "stty -F f",
+        "histchars=@^#",
+    ],
 )
 def test_what_changes_the_keys_of_a_prompt_is_not_known(text: str) -> None:
     assert read_command_line(text, interactive=True).unknown

@@ -18,7 +18,15 @@ from holdfast.service.policy.shell.arithmetic import analyse_arithmetic, is_numb
 from holdfast.service.policy.shell.grammar import Grammar
 from holdfast.service.policy.shell.redirections import SCRIPT_LEVELS, Assignment, Redirection, SimpleCommand
 from holdfast.service.policy.shell.words import MAX_DEPTH, UNKNOWN_WORDS, Incomplete, Word
-from holdfast.service.policy.wrappers import BACKGROUND, OPAQUE, STARTS_SHELL, WRAPPERS, UnknownCommand, split
+from holdfast.service.policy.wrappers import (
+    BACKGROUND,
+    OPAQUE,
+    STARTS_SHELL,
+    STTY_PRINTS,
+    WRAPPERS,
+    UnknownCommand,
+    split,
+)
 from holdfast.service.types import ServiceStruct
 
 #: A longer text is unknown as a whole: four times the longest argument of Linux would only cost time.
@@ -355,6 +363,8 @@ class _CommandVisitor:
             raise UnknownCommand(f"the language of {name} is not supported")
         elif name in _DIALECTS:
             return self._shell(name, words, redirections, via)
+        elif name == "stty" and all(word.known and word.text in STTY_PRINTS for word in words[1:]):
+            return False
         elif name in OPAQUE:
             raise UnknownCommand(f"`{name}`: {OPAQUE[name]}")
         elif name in self._special:

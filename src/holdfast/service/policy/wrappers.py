@@ -155,6 +155,8 @@ OPAQUE: Final[dict[str, str]] = {
     }.items()
     for name in names.split()
 }
+#: Arguments of `stty` with which it prints and changes nothing.
+STTY_PRINTS: Final = frozenset({"size", "speed", "-a", "--all", "-g", "--save"})
 #: Wrappers that start a shell without a command.
 STARTS_SHELL: Final = frozenset(
     [name for name, wrapper in WRAPPERS.items() if wrapper is _SETARCH]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from contextlib import AsyncExitStack
 from typing import Annotated
 
@@ -40,6 +41,9 @@ def split_local(text: str) -> tuple[str, int]:
 
 
 async def _forward(sandbox: str, wanted: list[tuple[str, int]], as_json: bool) -> int:
+    # Each connection needs two descriptors, and the usual soft limit is 1,024.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     addresses = [(parse_address(target), target, local) for target, local in wanted]
     async with open_exec(sandbox) as api, AsyncExitStack() as stack:
         if not isinstance(api, RemoteExec):

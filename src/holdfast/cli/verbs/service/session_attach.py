@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 from typing import Annotated, Final
 
 import typer
@@ -30,6 +31,10 @@ from holdfast.types import TerminalSize
 
 #: Bytes of one read of the retained output: the service's maximum.
 _READ_BYTES: Final = 4 * 1024 * 1024
+_INTERRUPT: Final = re.compile(rb"(\x03)")
+#: How often and after which pause keys are sent again while the session accepts none.
+_TRIES: Final = 10
+_BUSY_SECONDS: Final = 0.5
 
 
 @with_service(RETRY_SECONDS)
@@ -80,7 +85,9 @@ class SessionKeys:
         self._session_id = session_id
 
     async def write(self, process_id: str, data: bytes) -> None:
-        await self._send(data)
+        # Under rules, an interrupt with other input is refused, and a fast typist sends both at once.
+        for part in filter(None, _INTERRUPT.split(data)):
+            await self._send(part)
 
     async def resize(self, process_id: str, size: TerminalSize) -> None:
         await self._send(b"", Control("RESIZE", size.cols, size.rows))
@@ -96,7 +103,7 @@ class SessionKeys:
 
     async def _send(self, data: bytes, *controls: Control) -> InputResult | None:
         try:
-            sent = await self._service.send_input(self._session_id, data, *controls)
+            sent = await self._when_ready(data, controls)
         except Denied as refused:
             _report(f"refused: {refused.message}")
             return None
@@ -106,8 +113,20 @@ class SessionKeys:
                 _report(problem.message)
             return None
         if not sent.accepted:
-            _report(f"the command waits for approval {sent.approval_id}")
+            id = sent.approval_id
+            _report(f"the command waits for approval {id} (holdfast session approve {id}); Ctrl-C drops the line")
         return sent
+
+    async def _when_ready(self, data: bytes, controls: tuple[Control, ...]) -> InputResult:
+        """Send input, again if the session is between an interrupt and its prompt."""
+        for _ in range(_TRIES - 1):
+            try:
+                return await self._service.send_input(self._session_id, data, *controls)
+            except NotNow as problem:
+                if problem.reason != "SESSION_BUSY":
+                    raise
+                await asyncio.sleep(_BUSY_SECONDS)
+        return await self._service.send_input(self._session_id, data, *controls)
 
 
 class SessionForeground(ForegroundBase):
