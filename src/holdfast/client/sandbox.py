@@ -36,7 +36,7 @@ from holdfast.client.screen.screen import preload
 from holdfast.client.shell import Shell, close_unknown
 from holdfast.client.terminal import Terminal, close_unknown as close_terminal
 from holdfast.config import ExecServerConfig
-from holdfast.errors import InvalidParams, TerminalClosed, TimeoutError
+from holdfast.errors import InvalidParams, SilenceTimeout, TerminalClosed, TimeoutError
 from holdfast.exec_api import ExecApi
 from holdfast.sandboxes.registry import KINDS, AddressKind, check_address, target_at
 from holdfast.transport.sockets import dial
@@ -122,6 +122,7 @@ class Sandbox(SandboxFiles):
         env_policy: EnvPolicy | None = None,
         exact_env: bool = False,
         merge_stderr: bool = False,
+        silence: float | None = None,
     ) -> Process:
         """Start a process and return a handle; the process does not depend on the handle.
 
@@ -129,7 +130,8 @@ class Sandbox(SandboxFiles):
         which is always writable. `env` adds to the sandbox's environment, or to the part that `env_policy` leaves;
         with `exact_env` it is the whole environment. By `overflow` the process waits for readers that follow it
         (`"follow"`), for every attached reader (`"block"`), or for none (`"drop"`). `lifetime="connection"` ends it
-        when this client does not reconnect. With `merge_stderr` stderr goes to stdout, in the printed order.
+        when this client does not reconnect. With `merge_stderr` stderr goes to stdout, in the printed order. A
+        process that prints nothing for `silence` seconds is killed with all that it started.
         """
         if exact_env and (env is None or env_policy is not None):
             raise InvalidParams("exact_env: needs env, and no env_policy")
@@ -151,6 +153,7 @@ class Sandbox(SandboxFiles):
             confinement=confinement,
             start_id=_new_id(),
             merge_stderr=merge_stderr,
+            silence=silence,
         )
         try:
             return Process(self._api, await self._api.start(spec))
@@ -183,6 +186,7 @@ class Sandbox(SandboxFiles):
         merge_stderr: bool = False,
         start_errors: StartErrors = "raise",
         check: bool = False,
+        silence: float | None = None,
     ) -> ExecResult:
         """Run a command to its end and return its output and exit code.
 
@@ -192,7 +196,8 @@ class Sandbox(SandboxFiles):
         the timeout counts from the start of this one. `merge_stderr` puts stderr into stdout, in the printed order.
         A command that cannot be started raises `CommandNotFound` or `NotExecutable`; with `start_errors="result"`
         it ends with exit code 127 or 126 and the reason on stderr, as in a shell. With `check` a non-zero exit code
-        raises `CommandFailed`, which has the result.
+        raises `CommandFailed`, which has the result. A command that prints nothing for `silence` seconds is killed
+        like one that timed out, and raises `SilenceTimeout`.
         """
         argv = check_command(cmd)
         options = ExecRemoteOptions(
@@ -205,6 +210,7 @@ class Sandbox(SandboxFiles):
             concurrency=concurrency,
             merge_stderr=merge_stderr,
             start_errors=start_errors,
+            silence=silence,
         )
         result = await self._run(argv, options)
         if check:
@@ -255,6 +261,8 @@ class Sandbox(SandboxFiles):
         for timeout in earlier:
             try:
                 return await self._attempt(argv, options, timeout, timed_out)
+            except SilenceTimeout:
+                raise
             except TimeoutError:
                 # Its whole tree was killed, so the attempts do not run side by side.
                 assert timeout is not None
@@ -265,7 +273,7 @@ class Sandbox(SandboxFiles):
         self, argv: tuple[str, ...], options: ExecRemoteOptions, timeout: float | None, earlier: Sequence[float]
     ) -> ExecResult:
         # The caller has no handle to write to, so `stdin_open` would only make the command wait.
-        spec = self._command_spec(argv, options, pipe_stdin=options.input is not None)
+        spec = self._command_spec(argv, options, pipe_stdin=options.input is not None, awaited=True)
         return await run_command(
             self._api,
             spec,
@@ -276,7 +284,9 @@ class Sandbox(SandboxFiles):
             earlier=earlier,
         )
 
-    def _command_spec(self, argv: tuple[str, ...], options: ExecRemoteOptions, *, pipe_stdin: bool) -> ProcessSpec:
+    def _command_spec(
+        self, argv: tuple[str, ...], options: ExecRemoteOptions, *, pipe_stdin: bool, awaited: bool = False
+    ) -> ProcessSpec:
         env = self._defaults.env(options.env)
         return ProcessSpec(
             process_id=f"exec-{_new_id()}" if options.id is None else options.id,
@@ -290,6 +300,8 @@ class Sandbox(SandboxFiles):
             lifetime=options.lifetime,
             start_id=_new_id(),
             merge_stderr=options.merge_stderr,
+            silence=options.silence,
+            awaited=awaited,
         )
 
     # --- host calls ----------------------------------------------------------------------------------------------

@@ -164,7 +164,8 @@ class JailEngine(DirectoryEngine):
                 "files": f"{directory.path}/files",
                 "lower": lower,
                 "disk": template.disk,
-                "directories": PRIVATE_DIRECTORIES if lower is None else {},
+                "directories": _private_directories(lower),
+                "own_etc": _has_own_etc(lower),
                 "links": _system_links() if lower is None else {},
                 "mounts": mounts,
                 "user_namespaces": bool(template.options.get("user_namespaces")),
@@ -199,7 +200,9 @@ class JailEngine(DirectoryEngine):
         binds = ["--bind", f"{jail_launch.STAGE}/root", "/"]
         if lower is None:
             for path in READ_ONLY:
-                if os.path.isdir(path) and not os.path.islink(path):
+                if path == "/etc" and _has_own_etc(lower):
+                    binds += ["--bind", f"{jail_launch.STAGE}/etc", path]
+                elif os.path.isdir(path) and not os.path.islink(path):
                     binds += ["--ro-bind", staged(path), path]
         binds += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run"]
         for mount in template.mounts:
@@ -268,6 +271,17 @@ class JailEngine(DirectoryEngine):
         JailGroups.thaw(directory)
         directory.kill()
         JailGroups.remove(directory)
+
+
+def _has_own_etc(lower: str | None) -> bool:
+    """Whether a jail has a layer of its own over the host's /etc: only one with uids of its own can add users."""
+    return lower is None and os.geteuid() == 0 and os.path.isdir("/etc")
+
+
+def _private_directories(lower: str | None) -> dict[str, int]:
+    if lower is not None:
+        return {}
+    return {**PRIVATE_DIRECTORIES, "upper/etc": 0o755} if _has_own_etc(lower) else PRIVATE_DIRECTORIES
 
 
 def _system_links() -> dict[str, str]:
