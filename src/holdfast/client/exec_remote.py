@@ -29,7 +29,7 @@ from holdfast.client.command import (
     timeout_error,
 )
 from holdfast.client.defaults import StrPath
-from holdfast.client.process import write_pieces
+from holdfast.client.process import OnExit, call_at_exit, write_pieces
 from holdfast.errors import (
     CommandNotFound,
     HoldfastError,
@@ -156,6 +156,7 @@ class ExecRemoteProcess:
         self._api = api
         self._spec = spec
         self._options = options
+        self._spawn = spawn
         self._turn = asyncio.Lock()
         self._printed = StreamTails(OUTPUT_LIMIT_BYTES)
         self._decoders = {"stdout": _decoder(), "stderr": _decoder()}
@@ -222,6 +223,19 @@ class ExecRemoteProcess:
     def id(self) -> str:
         """The process's logical id, under which `Sandbox.process` finds it."""
         return self._spec.process_id
+
+    def on_exit(self, callback: OnExit) -> asyncio.Task[None]:
+        """Call `callback` with the exit status when the command ends, independently of the iteration.
+
+        As `Process.on_exit`; the task raises a failed start.
+        """
+        return self._spawn(call_at_exit(self._wait_exit(), callback))
+
+    async def _wait_exit(self) -> ExitStatus:
+        await asyncio.shield(self._starting)
+        status = await self._api.wait(self.id)
+        assert status is not None
+        return status
 
     # --- iteration -----------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from holdfast.client.command import (
 )
 from holdfast.client.connection import CLIENT_NAME, ClientConnection, check_loop, running_loop
 from holdfast.client.defaults import Defaults, Path, StrPath, check_env, optional_path, path_text
+from holdfast.client.endings import Endings
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
 from holdfast.client.files.files import Progress, SandboxFiles
 from holdfast.client.files.trees import Transferred, download, upload
@@ -169,6 +170,15 @@ class Sandbox(SandboxFiles):
     async def processes(self) -> list[Process]:
         """Handles on all processes: running ones, and ended ones that are still retained."""
         return [Process(self._api, info) for info in await self._api.list()]
+
+    def ended(self) -> Endings:
+        """The processes that end from this call on, as an async iterator: `async for process in box.ended()`.
+
+        It covers processes, terminals and streamed commands of every client, but not the commands of `exec`, whose
+        callers await them. `process.info` has the exit code and the reason of the end. The iteration waits for the
+        next end, without polling, until it is left.
+        """
+        return Endings(self._api, self._spawn)
 
     # --- commands ------------------------------------------------------------------------------------------------
 

@@ -165,7 +165,7 @@ def _environment(given: list[str] | dict[str, str | None] | None) -> dict[str, s
 
 
 def _network(mode: str | None) -> str:
-    """The network of a template. A container of compose has a network unless the file says otherwise; ours has none."""
+    """The network of a template. Without a mode it is none, where compose would make a network."""
     if mode in (None, "none"):
         return "none"
     if mode == "host":
