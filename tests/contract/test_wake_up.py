@@ -1,4 +1,4 @@
-"""The end of a background process wakes its client; a silent command is ended; the kernel's kill for memory shows."""
+"""The end of a background process wakes its client, a silent command is ended, a kill for memory is reported."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ from holdfast.fleet.record import Record, SandboxRef
 from holdfast.fleet.template import Template
 from holdfast.launch import self_exec
 from holdfast.launch.pidfd_signals import signal_process
+from holdfast.runtime.process.oom import COUNT_FILES, JAIL_GROUP
 from holdfast.sandboxes.bubblewrap import READ_ONLY
 from holdfast.sandboxes.host_command import run_host_command
 from holdfast.sandboxes.install.unpacking import unpacked
@@ -156,7 +157,8 @@ class JailEngine(DirectoryEngine):
             ready, ready_inside = os.pipe()
             process_file = os.open(f"{directory.path}/process", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             stack.callback(os.close, process_file)
-            mounts, arguments = self._mounts(template, lower, str(tree))
+            memory = next((path for path in groups if _counts_kills(path)), None)
+            mounts, arguments = self._mounts(template, lower, str(tree), memory)
             spec = {
                 "privileged": os.geteuid() == 0,
                 "cgroups": groups,
@@ -189,8 +191,13 @@ class JailEngine(DirectoryEngine):
                 )
         directory.write("ready", "")
 
-    def _mounts(self, template: Template, lower: str | None, tree: str) -> tuple[list[dict[str, Any]], list[str]]:
-        """The mounts that the launcher prepares, and the options of bubblewrap."""
+    def _mounts(
+        self, template: Template, lower: str | None, tree: str, memory: str | None
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """The mounts that the launcher prepares, and the options of bubblewrap.
+
+        `memory` is the cgroup that limits the jail's memory: its server reads the kernel's count of kills there.
+        """
         mounts: list[dict[str, Any]] = []
 
         def staged(source: str, *, idmap: bool = False, writable: bool = False) -> str:
@@ -218,6 +225,7 @@ class JailEngine(DirectoryEngine):
             *("--ro-bind", staged(tree), SERVER),
             *("--ro-bind", staged(_cat()), f"{INSIDE}/cat"),
             *("--bind", f"{jail_launch.STAGE}/hold", f"{INSIDE}/hold"),
+            *(() if memory is None else ("--ro-bind", staged(memory), JAIL_GROUP)),
             *("--perms", "0700", "--dir", SERVER_DIRECTORY),
             *("--dir", workdir, "--chdir", workdir),
             *("--cap-drop", "ALL"),
@@ -271,6 +279,10 @@ class JailEngine(DirectoryEngine):
         JailGroups.thaw(directory)
         directory.kill()
         JailGroups.remove(directory)
+
+
+def _counts_kills(cgroup: str) -> bool:
+    return any(os.path.exists(f"{cgroup}/{name}") for name in COUNT_FILES)
 
 
 def _has_own_etc(lower: str | None) -> bool:

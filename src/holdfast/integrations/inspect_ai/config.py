@@ -143,11 +143,11 @@ def _of_service(name: str, service: ComposeService) -> Choice:
         "memory": service.mem_limit or (limits.memory if limits else None),
         "processes": None if service.pids_limit in (None, -1, "-1") else int(service.pids_limit or 0),
         "network": _network(service.network_mode),
-        **{name: value for name, value in extension.items() if name != "engine"},
+        **{field: value for field, value in extension.items() if field != "engine"},
     }
-    for name, value in fields.items():
+    for field, value in fields.items():
         if isinstance(value, str) and "${" in value:
-            raise InvalidParams(f"{name}: {value!r}: variables are not replaced")
+            raise InvalidParams(f"{field}: {value!r}: variables are not replaced")
     command = (*_words(service.entrypoint), *_words(service.command))
     return Choice(str(extension.get("engine", "docker")), make_template(None, fields), name, command)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import shlex
 import stat
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from holdfast.errors import (
     CwdNotFound,
     FileNotFound,
     PermissionRefused,
+    SandboxError,
     SandboxGone,
     TimeoutError,
     TransportError,
@@ -41,6 +43,8 @@ from holdfast.errors import (
 from holdfast.fleet.fleet import Fleet, FleetSandbox
 from holdfast.integrations.inspect_ai.config import LABEL, Choice, Config, resolve
 from holdfast.integrations.inspect_ai.remote_jobs import RemoteJobs
+
+logger = logging.getLogger(__name__)
 
 #: The engines whose sandboxes `inspect sandbox cleanup holdfast` looks for.
 ENGINES: Final = ("bwrap", "docker", "podman", "local")
@@ -137,7 +141,12 @@ class HoldfastSandbox(SandboxEnvironment):
             async with Fleet(name) as fleet:
                 if not fleet.engine.is_installed():
                     continue
-                for ref in await fleet.list():
+                try:
+                    refs = await fleet.list()
+                except SandboxError as error:
+                    logger.warning("engine %s: %s", name, error)
+                    continue
+                for ref in refs:
                     if LABEL in ref.labels and id in (None, ref.id):
                         await fleet.remove(ref.id)
 

@@ -18,7 +18,7 @@ from holdfast.types import ExitStatus
 #: Where a jail of the fleet shows the cgroup that limits its memory.
 JAIL_GROUP: Final = "/run/holdfast/memory"
 #: By version of cgroups. A count of version 2 includes the cgroups below; one of version 1 does not.
-_FILES: Final = ("memory.events", "memory.oom_control")
+COUNT_FILES: Final = ("memory.events", "memory.oom_control")
 _COUNT: Final = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 _READ_BYTES: Final = 64 * 1024
 #: A process that starts within this time of the last reading shares it: an older count counts at most a kill more.
@@ -53,7 +53,7 @@ class OomCounter:
         if status.exit_code != _KILLED:
             return False
         for group in groups:
-            for name in _FILES:
+            for name in COUNT_FILES:
                 if (count := _count(f"{group}/{name}")) is not None:
                     return count > 0
         accounted = max(since, self._claimed)
@@ -65,7 +65,7 @@ class OomCounter:
 
 def _server_files() -> Iterable[str]:
     """Files that may have the count of this process's cgroup, the closest first."""
-    yield from (f"{JAIL_GROUP}/{name}" for name in _FILES)
+    yield from (f"{JAIL_GROUP}/{name}" for name in COUNT_FILES)
     with contextlib.suppress(OSError):
         yield from _mounted_files()
     yield "/proc/vmstat"
@@ -87,7 +87,7 @@ def _mounted_files() -> Iterable[str]:
                 continue
             # In a container the mount begins at its own cgroup, and the path may be that of the host.
             inside = paths[controller].removeprefix(root.rstrip("/")) if root != "/" else paths[controller]
-            yield f"{mount}{inside.rstrip('/')}/{_FILES[0] if kind == 'cgroup2' else _FILES[1]}"
+            yield f"{mount}{inside.rstrip('/')}/{COUNT_FILES[0] if kind == 'cgroup2' else COUNT_FILES[1]}"
 
 
 def _count(path: str) -> int | None:
