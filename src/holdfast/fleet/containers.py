@@ -115,27 +115,27 @@ class ContainerEngine(Engine):
             self.refuse("options", "arguments: a list of options of `run`")
 
     async def create(self, template: Template, record: Record, progress: Progress | None = None) -> SandboxRef:
-        assert template.image is not None
+        image = template.image
+        assert image is not None
         if template.options.get("pull") == "always":
-            await self._pull(template.image, progress)
+            await self._pull(image, progress)
         if template.options.get("server_as_root") and template.user is None:
-            template = msgspec.structs.replace(template, user=await self._image_user(template, progress))
+            template = msgspec.structs.replace(template, user=await self._image_user(image, template, progress))
             record = msgspec.structs.replace(record, template=msgspec.structs.replace(template, files={}, setup=()))
         try:
-            return await self._create(template, record, template.image)
+            return await self._create(template, record, image)
         except _ImageMissing as missing:
             if template.options.get("pull") == "never":
-                raise SandboxError(f"{self.name}: image {template.image}: {missing}") from None
-        await self._pull(template.image, progress)
-        return await self._create(template, record, template.image)
+                raise SandboxError(f"{self.name}: image {image}: {missing}") from None
+        await self._pull(image, progress)
+        return await self._create(template, record, image)
 
-    async def _image_user(self, template: Template, progress: Progress | None) -> str | None:
+    async def _image_user(self, image: str, template: Template, progress: Progress | None) -> str | None:
         """The user of an image, which is pulled if it is missing; None for root."""
-        assert template.image is not None
-        argv = [self.program, "image", "inspect", "--format", "{{.Config.User}}", template.image]
+        argv = [self.program, "image", "inspect", "--format", "{{.Config.User}}", image]
         done = await run_host_command(argv, seconds=COMMAND_SECONDS)
         if done.exit_code != 0 and template.options.get("pull") != "never":
-            await self._pull(template.image, progress)
+            await self._pull(image, progress)
             done = await run_host_command(argv, seconds=COMMAND_SECONDS)
         return done.stdout.strip().partition(":")[0] or None
 

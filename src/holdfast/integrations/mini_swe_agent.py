@@ -53,7 +53,7 @@ class Config(BaseModel, extra="forbid"):
 
 
 class Environment(LocalEnvironment):
-    """A sandbox that is made with this object, and removed by `cleanup`, with the object or at the program's end."""
+    """A sandbox that is made with this object, and removed by `cleanup`, with the object or at exit."""
 
     def __init__(self, *, config_class: type[Config] = Config, **kwargs: Any) -> None:
         super().__init__(config_class=config_class, **kwargs)

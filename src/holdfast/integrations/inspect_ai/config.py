@@ -88,7 +88,8 @@ def choose(config: BaseModel | str | None) -> Choice:
 async def resolve(config: BaseModel | str | None) -> Choice:
     """The engine and the template of a task's configuration, complete."""
     choice = await _with_engine(choose(config))
-    template, fields = choice.template, {}
+    template = choice.template
+    fields: dict[str, Any] = {}
     if choice.engine in ("docker", "podman"):
         # So that `user=` of a call can be any user: `docker exec --user` can, too.
         fields["options"] = {"server_as_root": True, **template.options}
