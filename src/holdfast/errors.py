@@ -41,6 +41,7 @@
     │   ├── CommandNotFound        -32040  also Python's FileNotFoundError; exit code 127 on the command line
     │   ├── NotExecutable          -32041  also Python's PermissionError; exit code 126
     │   ├── TimeoutError           -32042  also Python's TimeoutError; exit code 124
+    │   │   └── SilenceTimeout     -32045  it printed nothing for so long
     │   └── CommandFailed          -32044  a checked command ended with a non-zero exit code
     └── TransportError             the connection between caller and sandbox
         ├── ConnectionLost         -32060
@@ -341,6 +342,12 @@ class TimeoutError(ProcessError, builtins.TimeoutError):
         super().__init__(message, **printed, **details)
         self.stdout = stdout
         self.stderr = stderr
+
+
+class SilenceTimeout(TimeoutError):
+    """The command printed nothing for its `silence`; its tree was killed."""
+
+    code = -32045
 
 
 class CommandFailed(ProcessError):

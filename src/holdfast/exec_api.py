@@ -18,6 +18,7 @@ from holdfast.types import (
     CommandEvent,
     CommandSpec,
     DirPage,
+    EndedProcesses,
     EnvironmentInfo,
     ExitStatus,
     FileAttributes,
@@ -241,6 +242,13 @@ class ExecApi(Protocol):
 
     async def wait(self, process_id: str, *, timeout: float | None = None) -> ExitStatus | None:
         """The exit status, or None if the process still runs after `timeout` seconds."""
+
+    async def ended(self, *, after: int | None = None, wait: float = 0.0) -> EndedProcesses:
+        """The processes of any client that ended, from the number `after` on, in order.
+
+        Waits up to `wait` seconds for the first. Without `after`: the number to begin at, for ends from now on.
+        Processes whose caller awaits them (`ProcessSpec.awaited`) and the programs of shells are left out.
+        """
 
     async def snapshot(self, process_id: str) -> Snapshot: ...
 

@@ -199,6 +199,10 @@ class ProcessSpec(Struct, frozen=True, omit_defaults=True):
     start_id: str | None = None
     #: stderr is the same pipe as stdout, so that both are one stream in the printed order.
     merge_stderr: bool = False
+    #: Seconds without output after which its whole tree is killed; its exit status is then `silent`.
+    silence: float | None = None
+    #: Its caller awaits the end, so `process/ended` does not report it.
+    awaited: bool = False
 
 
 class OutputChunk(Struct, frozen=True):
@@ -226,6 +230,10 @@ class ExitStatus(Struct, frozen=True):
 
     exit_code: int
     signal: str | None = None
+    #: The kernel killed it for memory, or a child whose exit code 137 it passed on.
+    oom: bool = False
+    #: It was killed because it printed nothing for the time that its spec allows.
+    silent: bool = False
 
     @property
     def success(self) -> bool:
@@ -310,6 +318,25 @@ class ProcessInfo(Struct, frozen=True):
     user: str | None = None
     #: Why its output or its exit status is incomplete.
     failure: str | None = None
+    #: As in `ExitStatus`.
+    oom: bool = False
+    silent: bool = False
+
+
+class EndedProcess(Struct, frozen=True):
+    """A process that has ended, in the order of the ends; continue with its `number`."""
+
+    number: int
+    info: ProcessInfo
+
+
+class EndedProcesses(Struct, frozen=True):
+    """The processes that ended after a number. `missed`: more ended than are remembered."""
+
+    ended: tuple[EndedProcess, ...]
+    #: The `after` of the next call.
+    next: int
+    missed: bool = False
 
 
 class MemberUsage(Struct, frozen=True, omit_defaults=True):
@@ -477,6 +504,8 @@ class CommandSpec(Struct, frozen=True):
     timeout: float | None = None
     #: Keep its stdin writable, under its id, until it is closed or the command ends; not with `input`.
     pipe_stdin: bool = False
+    #: Seconds without output after which it is ended as by a timeout.
+    silence: float | None = None
 
 
 class CommandEnded(Struct, frozen=True):
@@ -495,6 +524,10 @@ class CommandEnded(Struct, frozen=True):
     #: The shell's state after it, and the reason if it is closed.
     state: ShellState = "idle"
     reason: str = ""
+    #: The kernel killed one of its processes for memory, and its exit code is that process's.
+    oom: bool = False
+    #: With `timed_out`: it had printed nothing for its `silence`.
+    silent: bool = False
 
 
 #: The events of a command in a shell, in order.

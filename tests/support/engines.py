@@ -253,15 +253,24 @@ _DEBIAN_PACKAGES: Final = (
 _LEFT_OUT: Final = ("/usr/share/", "/usr/lib/x86_64-linux-gnu/gconv/", "/usr/lib/aarch64-linux-gnu/gconv/")
 
 
-def debian_root(root: Path) -> Path:
-    """A small Debian tree with bash and the GNU tools and without Python, from this machine's own packages."""
+def debian_root(root: Path, *more: str) -> Path:
+    """A small Debian tree with bash and the GNU tools and without Python, from this machine's own packages.
+
+    `more` are further packages; the libraries of their programs come with them.
+    """
     need("dpkg-query")
-    listed = run(["dpkg-query", "--listfiles", *_DEBIAN_PACKAGES]).splitlines()
+    listed = run(["dpkg-query", "--listfiles", *_DEBIAN_PACKAGES, *more]).splitlines()
+    if more:
+        programs = [name for name in listed if "/bin/" in name or "/sbin/" in name]
+        linked = subprocess.run(["ldd", *programs], capture_output=True, text=True).stdout
+        listed += re.findall(r"=> (/\S+)", linked)
     for directory in ("bin", "sbin", "lib", "lib64"):
         (root / "usr" / directory).mkdir(parents=True)
         (root / directory).symlink_to(f"usr/{directory}")
     for name in listed:
-        if not name.startswith("/") or name.startswith(_LEFT_OUT) or name in ("/.", "/etc/motd"):
+        if not name.startswith("/") or name in ("/.", "/etc/motd"):
+            continue
+        if name.startswith(_LEFT_OUT) and not name.startswith("/usr/share/perl5/"):
             continue
         # The machine's /bin may be a link to /usr/bin: its packages name both.
         source = Path(os.path.realpath(os.path.dirname(name)), os.path.basename(name))
@@ -270,7 +279,8 @@ def debian_root(root: Path) -> Path:
             target.mkdir(parents=True, exist_ok=True)
         elif os.path.lexists(source) and not os.path.lexists(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target, follow_symlinks=False)
+            # A library of `ldd` is a link to a file that its package alone names.
+            shutil.copy2(source, target, follow_symlinks=".so" in source.name)
     for directory in ("proc", "dev", "root", "run", "tmp", "var/tmp"):
         (root / directory).mkdir(parents=True, exist_ok=True)
     for directory in ("tmp", "var/tmp"):

@@ -28,12 +28,13 @@ from holdfast.errors import (
     InternalError,
     InvalidParams,
     NotExecutable,
+    SilenceTimeout,
     StdinClosed,
     TimeoutError,
     UnknownProcess,
 )
 from holdfast.exec_api import EventStream, ExecApi
-from holdfast.types import Exited, OutputChunk, OutputGap, ProcessInfo, ProcessSpec, Struct
+from holdfast.types import Exited, ExitStatus, OutputChunk, OutputGap, ProcessInfo, ProcessSpec, Struct
 
 #: How a missing or non-executable command is reported: an error, or a result as from a shell.
 StartErrors = Literal["raise", "result"]
@@ -57,6 +58,8 @@ class ExecResult(Struct, frozen=True):
     #: How much each stream printed before the part that is here.
     omitted_stdout_bytes: int = 0
     omitted_stderr_bytes: int = 0
+    #: The kernel killed the command for memory, or a child whose exit code 137 it passed on.
+    oom: bool = False
 
     def __repr__(self) -> str:
         return (
@@ -137,9 +140,21 @@ async def start_or_attach(api: ExecApi, spec: ProcessSpec) -> tuple[ProcessInfo,
         return info, api.events(spec.process_id), False
 
 
-def result_of(printed: StreamTails, exit_code: int) -> ExecResult:
+def result_of(printed: StreamTails, exit_code: int, *, oom: bool = False) -> ExecResult:
     stdout, stderr = printed.stdout, printed.stderr
-    return ExecResult(exit_code, stdout.value(), stderr.value(), printed.truncated, stdout.dropped, stderr.dropped)
+    dropped = (stdout.dropped, stderr.dropped)
+    return ExecResult(exit_code, stdout.value(), stderr.value(), printed.truncated, *dropped, oom=oom)
+
+
+def silence_error(printed: StreamTails, argv: Sequence[str], silence: float | None) -> SilenceTimeout:
+    """The error of a command that the sandbox killed because it printed nothing for so long."""
+    so_far = result_of(printed, -1)
+    return SilenceTimeout(
+        f"printed nothing for {silence or 0.0:g} s, so it was killed with all that it had started: "
+        + _shown_command(argv),
+        stdout=so_far.stdout,
+        stderr=so_far.stderr,
+    )
 
 
 def timeout_error(printed: StreamTails, argv: Sequence[str], timeout: float, *retries: float) -> TimeoutError:
@@ -263,9 +278,14 @@ class _CommandRun:
             _, self._stream = await start_streaming(self._api, self._spec)
         if input is not None and started:
             self._feeding = asyncio.create_task(feed(self._api, self._spec.process_id, input, True, asyncio.Lock()))
-        return result_of(self.printed, await self._exit_code(self._stream))
+        return self._result(await self._exit_status(self._stream))
 
-    async def _exit_code(self, stream: EventStream) -> int:
+    def _result(self, status: ExitStatus) -> ExecResult:
+        if status.silent:
+            raise silence_error(self.printed, self._spec.argv, self._spec.silence)
+        return result_of(self.printed, status.exit_code, oom=status.oom)
+
+    async def _exit_status(self, stream: EventStream) -> ExitStatus:
         async for event in stream:
             if isinstance(event, OutputChunk):
                 self.printed.take(event)
@@ -273,7 +293,7 @@ class _CommandRun:
             elif isinstance(event, OutputGap):
                 self.printed.take(event)
             elif isinstance(event, Exited):
-                return event.status.exit_code
+                return event.status
         raise InternalError(f"the events of process {self._spec.process_id!r} ended without its exit")
 
     async def kill_and_end(self) -> ExecResult | None:
@@ -287,11 +307,11 @@ class _CommandRun:
             await self.aclose()
             self._stream = self._api.events(process_id, after_seq=self._last_seq)
             async with asyncio.timeout(_END_AFTER_KILL_SECONDS):
-                exit_code = await self._exit_code(self._stream)
+                status = await self._exit_status(self._stream)
         except (UnknownProcess, builtins.TimeoutError):
             # The command had not started yet, or the sandbox does not answer.
             return None
-        return None if running else result_of(self.printed, exit_code)
+        return None if running else self._result(status)
 
     async def aclose(self) -> None:
         if self._feeding is not None:

@@ -23,12 +23,13 @@ from holdfast.client.command import (
     feed,
     not_started,
     result_of,
+    silence_error,
     start_or_attach,
     start_streaming,
     timeout_error,
 )
 from holdfast.client.defaults import StrPath
-from holdfast.client.process import write_pieces
+from holdfast.client.process import OnExit, call_at_exit, write_pieces
 from holdfast.errors import (
     CommandNotFound,
     HoldfastError,
@@ -41,6 +42,7 @@ from holdfast.exec_api import EventStream, ExecApi, PolledStream
 from holdfast.types import (
     EnvPolicy,
     Exited,
+    ExitStatus,
     Lifetime,
     OutputChunk,
     OutputGap,
@@ -79,6 +81,8 @@ class Completed(Struct, frozen=True):
     lost_bytes: int = 0
     omitted_stdout_bytes: int = 0
     omitted_stderr_bytes: int = 0
+    #: As in `ExecResult`.
+    oom: bool = False
 
     def __repr__(self) -> str:
         return (
@@ -127,6 +131,8 @@ class ExecRemoteOptions(Struct, frozen=True):
     id: str | None = None
     #: stderr goes to stdout, in the order in which the two were printed.
     merge_stderr: bool = False
+    #: Seconds without output after which its whole tree is killed and `SilenceTimeout` is raised.
+    silence: float | None = None
     #: `result`: a command that cannot be started ends with exit code 127 or 126, as in a shell.
     start_errors: StartErrors = "raise"
 
@@ -150,6 +156,7 @@ class ExecRemoteProcess:
         self._api = api
         self._spec = spec
         self._options = options
+        self._spawn = spawn
         self._turn = asyncio.Lock()
         self._printed = StreamTails(OUTPUT_LIMIT_BYTES)
         self._decoders = {"stdout": _decoder(), "stderr": _decoder()}
@@ -201,6 +208,12 @@ class ExecRemoteProcess:
             # False: it ended by itself before the kill.
             self._timed_out = await self._api.terminate(self.id, force=True)
 
+    async def started(self) -> int:
+        """Wait until the command has started; its OS pid. Raises a failed start, also to a later iteration."""
+        await asyncio.shield(self._starting)
+        assert self._info is not None
+        return self._info.pid
+
     @property
     def pid(self) -> int | None:
         """The OS pid inside the sandbox; None until the command has started."""
@@ -210,6 +223,19 @@ class ExecRemoteProcess:
     def id(self) -> str:
         """The process's logical id, under which `Sandbox.process` finds it."""
         return self._spec.process_id
+
+    def on_exit(self, callback: OnExit) -> asyncio.Task[None]:
+        """Call `callback` with the exit status when the command ends, independently of the iteration.
+
+        As `Process.on_exit`; the task raises a failed start.
+        """
+        return self._spawn(call_at_exit(self._wait_exit(), callback))
+
+    async def _wait_exit(self) -> ExitStatus:
+        await asyncio.shield(self._starting)
+        status = await self._api.wait(self.id)
+        assert status is not None
+        return status
 
     # --- iteration -----------------------------------------------------------------------------------------------
 
@@ -262,7 +288,7 @@ class ExecRemoteProcess:
                 self._decoders[event.stream].reset()
                 return event
             elif isinstance(event, Exited):
-                return await self._end(event.status.exit_code, stream)
+                return await self._end(event.status, stream)
         await self._finish(stream)
         raise StopAsyncIteration
 
@@ -272,7 +298,7 @@ class ExecRemoteProcess:
             return None
         return StderrChunk(text) if chunk.stream == "stderr" else StdoutChunk(text)
 
-    async def _end(self, exit_code: int, stream: EventStream) -> ExecRemoteEvent:
+    async def _end(self, status: ExitStatus, stream: EventStream) -> ExecRemoteEvent:
         if self._timed_out:
             # `_watch` knows whether the kill or the end came first once the kill has returned.
             await asyncio.wait((self._tending,))
@@ -281,14 +307,18 @@ class ExecRemoteProcess:
             raise self._failure
         if self._timed_out and self._options.timeout is not None:
             raise timeout_error(self._printed, self._spec.argv, self._options.timeout)
-        result = result_of(self._printed, exit_code)
+        if status.silent:
+            raise silence_error(self._printed, self._spec.argv, self._spec.silence)
+        result = result_of(self._printed, status.exit_code)
         if rest := self._decoders["stdout"].decode(b"", True):
             self._ready.append(StdoutChunk(rest))
         if rest := self._decoders["stderr"].decode(b"", True):
             self._ready.append(StderrChunk(rest))
         lost = self._printed.lost
         omitted = (result.omitted_stdout_bytes, result.omitted_stderr_bytes)
-        self._ready.append(Completed(exit_code, result.stdout, result.stderr, lost > 0, lost, *omitted))
+        self._ready.append(
+            Completed(status.exit_code, result.stdout, result.stderr, lost > 0, lost, *omitted, oom=status.oom)
+        )
         return self._ready.popleft()
 
     async def _finish(self, stream: EventStream) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import inspect
 import signal as signals
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import Final
 
@@ -55,6 +56,10 @@ _COLLECT_BACKLOG_BYTES: Final = 32 * MIB
 COMMUNICATE_LIMIT_BYTES: Final = 256 * MIB
 
 
+#: Called with the exit status; a returned awaitable is awaited.
+OnExit = Callable[[ExitStatus], Awaitable[object] | object]
+
+
 class Process:
     """One process by its logical id. `info` is the last known status; `describe` updates it."""
 
@@ -66,6 +71,8 @@ class Process:
         self._collected_seq = 0
         #: The beginning of a character that was incomplete when `collect` returned.
         self._carried = b""
+        #: Held here because the event loop holds tasks only weakly.
+        self._exit_tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"<Process {self.id!r} pid={self.pid}>"
@@ -269,6 +276,17 @@ class Process:
             raise TimeoutError(f"process {self.id!r} still runs after {timeout or 0.0:g} s")
         return status
 
+    def on_exit(self, callback: OnExit) -> asyncio.Task[None]:
+        """Call `callback` with the exit status when the process ends, at once if it has ended.
+
+        A returned awaitable is awaited. The task, which ends with the callback, can be awaited or cancelled. It
+        fails if the sandbox is lost; an error of the callback goes to the event loop's exception handler.
+        """
+        task = asyncio.get_running_loop().create_task(call_at_exit(self.wait(), callback))
+        self._exit_tasks.add(task)
+        task.add_done_callback(self._exit_tasks.discard)
+        return task
+
     async def forget(self) -> None:
         """Drop an ended process and its output before its retention ends."""
         await self._api.forget(self.id)
@@ -285,6 +303,17 @@ class Process:
                 await clean_up_cancelled(self._api, self.terminate(force=True), error)
             else:
                 await self.terminate()
+
+
+async def call_at_exit(wait: Awaitable[ExitStatus], callback: OnExit) -> None:
+    """Wait for an exit status and pass it to `callback`; its error goes to the loop's exception handler."""
+    status = await wait
+    try:
+        outcome = callback(status)
+        if inspect.isawaitable(outcome):
+            await outcome
+    except Exception as error:  # noqa: BLE001 - a failing callback must not end anything else
+        asyncio.get_running_loop().call_exception_handler({"message": "on_exit failed", "exception": error})
 
 
 def _take(result: ReadResult, buffer: HeadTailBuffer) -> int:

@@ -22,6 +22,7 @@ from holdfast.types import (
     CloseMode,
     CommandEvent,
     CommandSpec,
+    EndedProcesses,
     EnvironmentInfo,
     Exited,
     ExitStatus,
@@ -138,7 +139,10 @@ class RemoteExec:
         result = await self.connection.call(methods.PROCESS_WAIT, params)
         if result.exit_code is None:
             return None
-        return ExitStatus(result.exit_code, result.signal)
+        return ExitStatus(result.exit_code, result.signal, result.oom, result.silent)
+
+    async def ended(self, *, after: int | None = None, wait: float = 0.0) -> EndedProcesses:
+        return await self.connection.call(methods.PROCESS_ENDED, m.EndedParams(after, _milliseconds(wait)))
 
     async def snapshot(self, process_id: str) -> Snapshot:
         return await self.connection.call(methods.PROCESS_SNAPSHOT, m.ProcessParams(process_id))
@@ -303,6 +307,7 @@ class RemoteCommand:
             subscribe=self._reader.spec(),
             live=live,
             pipe_stdin=spec.pipe_stdin,
+            silence_ms=None if spec.silence is None else _milliseconds(spec.silence, least=-1.0),
         )
         self._call: PendingCall[m.ShellRunResult] = connection.begin(methods.SHELL_RUN, self._params)
         self._call.on_reply = self._replied

@@ -25,6 +25,7 @@ from holdfast.client.command import (
 )
 from holdfast.client.connection import CLIENT_NAME, ClientConnection, check_loop, running_loop
 from holdfast.client.defaults import Defaults, Path, StrPath, check_env, optional_path, path_text
+from holdfast.client.endings import Endings
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
 from holdfast.client.files.files import Progress, SandboxFiles
 from holdfast.client.files.trees import Transferred, download, upload
@@ -36,7 +37,7 @@ from holdfast.client.screen.screen import preload
 from holdfast.client.shell import Shell, close_unknown
 from holdfast.client.terminal import Terminal, close_unknown as close_terminal
 from holdfast.config import ExecServerConfig
-from holdfast.errors import InvalidParams, InvalidRequest, TerminalClosed, TimeoutError
+from holdfast.errors import InvalidParams, InvalidRequest, SilenceTimeout, TerminalClosed, TimeoutError
 from holdfast.exec_api import ExecApi
 from holdfast.sandboxes.registry import KINDS, AddressKind, check_address, target_at
 from holdfast.transport.sockets import dial
@@ -129,6 +130,7 @@ class Sandbox(SandboxFiles):
         env_policy: EnvPolicy | None = None,
         exact_env: bool = False,
         merge_stderr: bool = False,
+        silence: float | None = None,
     ) -> Process:
         """Start a process and return a handle; the process does not depend on the handle.
 
@@ -136,7 +138,8 @@ class Sandbox(SandboxFiles):
         which is always writable. `env` adds to the sandbox's environment, or to the part that `env_policy` leaves;
         with `exact_env` it is the whole environment. By `overflow` the process waits for readers that follow it
         (`"follow"`), for every attached reader (`"block"`), or for none (`"drop"`). `lifetime="connection"` ends it
-        when this client does not reconnect. With `merge_stderr` stderr goes to stdout, in the printed order.
+        when this client does not reconnect. With `merge_stderr` stderr goes to stdout, in the printed order. A
+        process that prints nothing for `silence` seconds is killed with all that it started.
         """
         if exact_env and (env is None or env_policy is not None):
             raise InvalidParams("exact_env: needs env, and no env_policy")
@@ -158,6 +161,7 @@ class Sandbox(SandboxFiles):
             confinement=confinement,
             start_id=_new_id(),
             merge_stderr=merge_stderr,
+            silence=silence,
         )
         try:
             return Process(self._api, await self._api.start(spec))
@@ -173,6 +177,15 @@ class Sandbox(SandboxFiles):
     async def processes(self) -> list[Process]:
         """Handles on all processes: running ones, and ended ones that are still retained."""
         return [Process(self._api, info) for info in await self._api.list()]
+
+    def ended(self) -> Endings:
+        """The processes that end from this call on, as an async iterator: `async for process in box.ended()`.
+
+        It covers processes, terminals and streamed commands of every client, but not the commands of `exec`, whose
+        callers await them. `process.info` has the exit code and the reason of the end. The iteration waits for the
+        next end, without polling, until it is left.
+        """
+        return Endings(self._api, self._spawn)
 
     # --- commands ------------------------------------------------------------------------------------------------
 
@@ -190,6 +203,7 @@ class Sandbox(SandboxFiles):
         merge_stderr: bool = False,
         start_errors: StartErrors = "raise",
         check: bool = False,
+        silence: float | None = None,
     ) -> ExecResult:
         """Run a command to its end and return its output and exit code.
 
@@ -199,7 +213,8 @@ class Sandbox(SandboxFiles):
         the timeout counts from the start of this one. `merge_stderr` puts stderr into stdout, in the printed order.
         A command that cannot be started raises `CommandNotFound` or `NotExecutable`; with `start_errors="result"`
         it ends with exit code 127 or 126 and the reason on stderr, as in a shell. With `check` a non-zero exit code
-        raises `CommandFailed`, which has the result.
+        raises `CommandFailed`, which has the result. A command that prints nothing for `silence` seconds is killed
+        like one that timed out, and raises `SilenceTimeout`.
         """
         argv = check_command(cmd)
         options = ExecRemoteOptions(
@@ -212,6 +227,7 @@ class Sandbox(SandboxFiles):
             concurrency=concurrency,
             merge_stderr=merge_stderr,
             start_errors=start_errors,
+            silence=silence,
         )
         result = await self._run(argv, options)
         if check:
@@ -262,6 +278,8 @@ class Sandbox(SandboxFiles):
         for timeout in earlier:
             try:
                 return await self._attempt(argv, options, timeout, timed_out)
+            except SilenceTimeout:
+                raise
             except TimeoutError:
                 # Its whole tree was killed, so the attempts do not run side by side.
                 assert timeout is not None
@@ -272,7 +290,7 @@ class Sandbox(SandboxFiles):
         self, argv: tuple[str, ...], options: ExecRemoteOptions, timeout: float | None, earlier: Sequence[float]
     ) -> ExecResult:
         # The caller has no handle to write to, so `stdin_open` would only make the command wait.
-        spec = self._command_spec(argv, options, pipe_stdin=options.input is not None)
+        spec = self._command_spec(argv, options, pipe_stdin=options.input is not None, awaited=True)
         return await run_command(
             self._api,
             spec,
@@ -283,7 +301,9 @@ class Sandbox(SandboxFiles):
             earlier=earlier,
         )
 
-    def _command_spec(self, argv: tuple[str, ...], options: ExecRemoteOptions, *, pipe_stdin: bool) -> ProcessSpec:
+    def _command_spec(
+        self, argv: tuple[str, ...], options: ExecRemoteOptions, *, pipe_stdin: bool, awaited: bool = False
+    ) -> ProcessSpec:
         env = self._defaults.env(options.env)
         return ProcessSpec(
             process_id=f"exec-{_new_id()}" if options.id is None else options.id,
@@ -297,6 +317,8 @@ class Sandbox(SandboxFiles):
             lifetime=options.lifetime,
             start_id=_new_id(),
             merge_stderr=options.merge_stderr,
+            silence=options.silence,
+            awaited=awaited,
         )
 
     # --- host calls ----------------------------------------------------------------------------------------------

@@ -67,6 +67,10 @@ class CommandResult(Struct, frozen=True):
     #: `closed` if the command ended the shell, for the `reason`.
     state: ShellState = "idle"
     reason: str = ""
+    #: The kernel killed one of its processes for memory, and its exit code is that process's.
+    oom: bool = False
+    #: With `timed_out`: it had printed nothing for its `silence`.
+    silent: bool = False
 
     @property
     def stdout(self) -> str:
@@ -137,15 +141,17 @@ class Shell:
         stdin: StdinMode = "closed",
         on_output: Callable[[OutputChunk | OutputGap], Awaitable[object] | object] | None = None,
         max_bytes: int = RUN_LIMIT_BYTES,
+        silence: float | None = None,
     ) -> CommandResult:
         """Run a command in the live shell and return its output and exit code.
 
         Concurrent calls run in order. After `timeout` seconds, and when this call is cancelled, the command and its
         foreground processes are ended and the shell continues; a timeout sets `timed_out`. `cwd` and `env` are for
         this command alone. `on_output` is called with each piece of output; if it returns an awaitable, the command
-        waits for it. With `stdin="open"` the command reads the data of `write`, up to `close_stdin` or its end.
+        waits for it. With `stdin="open"` the command reads the data of `write`, up to `close_stdin` or its end. A
+        command that prints nothing for `silence` seconds is ended like one that timed out; its result is `silent`.
         """
-        stream = self._begin(command, timeout, cwd, env, input, stdin, live=on_output is not None)
+        stream = self._begin(command, timeout, cwd, env, input, stdin, silence, live=on_output is not None)
         printed = StreamTails(max_bytes)
         ended: CommandEnded | None = None
         try:
@@ -177,12 +183,13 @@ class Shell:
         env: Mapping[str, str] | None = None,
         input: str | bytes | None = None,
         stdin: StdinMode = "closed",
+        silence: float | None = None,
     ) -> AsyncGenerator[CommandEvent, None]:
         """Run a command and yield its events as they happen: output, and at last `CommandEnded`.
 
         A slow consumer loses nothing: the command waits. Leaving the iteration early interrupts the command.
         """
-        stream = self._begin(command, timeout, cwd, env, input, stdin, live=True)
+        stream = self._begin(command, timeout, cwd, env, input, stdin, silence, live=True)
         try:
             async for event in stream:
                 if isinstance(event, CommandEnded):
@@ -202,6 +209,7 @@ class Shell:
         env: Mapping[str, str] | None,
         input: str | bytes | None,
         stdin: StdinMode,
+        silence: float | None,
         *,
         live: bool,
     ) -> CommandStream:
@@ -220,6 +228,7 @@ class Shell:
             input=input.encode() if isinstance(input, str) else input,
             timeout=timeout,
             pipe_stdin=stdin == "open",
+            silence=silence,
         )
         if spec.pipe_stdin and input is not None:
             raise InvalidParams("input: goes without stdin='open'; write it, and close stdin")

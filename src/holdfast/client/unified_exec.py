@@ -86,6 +86,8 @@ class ExecCommandEnd(Struct, frozen=True):
     signal: str | None
     transcript: Collected
     duration: float
+    #: The kernel killed it for memory.
+    oom: bool = False
 
 
 UnifiedExecEvent = ExecCommandBegin | ExecCommandOutputDelta | TerminalInteraction | ExecCommandEnd
@@ -106,6 +108,8 @@ class ToolOutput(Struct, frozen=True):
     omitted_bytes: int
     #: Seconds that the call took.
     wall_time: float
+    #: The kernel killed the command for memory.
+    oom: bool = False
 
     @property
     def truncated(self) -> bool:
@@ -328,6 +332,7 @@ class UnifiedExec:
             output_bytes=shown.output,
             omitted_bytes=shown.omitted_bytes,
             wall_time=loop.time() - began,
+            oom=session.status is not None and session.status.oom,
         )
 
     async def _watch(self, session: _Session) -> None:
@@ -373,6 +378,7 @@ class UnifiedExec:
                 session.status.signal,
                 session.transcript.collected(exit=session.status, elapsed=duration),
                 duration,
+                oom=session.status.oom,
             )
         )
 
@@ -392,6 +398,8 @@ class UnifiedExec:
 def _shown(output: ToolOutput) -> dict[str, Any]:
     """The parts of a result that a model needs."""
     end = {"exit_code": output.exit_code} if output.session_id is None else {"session_id": output.session_id}
+    if output.oom:
+        end["out_of_memory"] = True
     return {**end, "output": output.output, "wall_time": round(output.wall_time, 2)}
 
 

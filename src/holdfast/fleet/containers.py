@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Final
 
+import msgspec
+
 from holdfast.errors import InvalidParams, SandboxError, SandboxGone
 from holdfast.exec_api import ExecApi
 from holdfast.fleet.engine import Engine, Progress, make_ref
@@ -93,8 +95,9 @@ class ContainerEngine(Engine):
         {"image", "cpus", "memory", "disk", "processes", "network", "env", "user", "workdir", "mounts"}
     )
     #: `pull`: "missing" (default), "always" or "never"; `read_only`: the image cannot be written, /tmp and /run are
-    #: memory; `arguments`: further options of `docker run`.
-    options: ClassVar = frozenset({"pull", "read_only", "arguments"})
+    #: memory; `server_as_root`: the server runs as root and commands as the template's user, or that of the image,
+    #: so that a call may name any user; `arguments`: further options of `docker run`.
+    options: ClassVar = frozenset({"pull", "read_only", "server_as_root", "arguments"})
 
     def __init__(self, *, program: str | None = None) -> None:
         self.program = program or self.name
@@ -112,16 +115,29 @@ class ContainerEngine(Engine):
             self.refuse("options", "arguments: a list of options of `run`")
 
     async def create(self, template: Template, record: Record, progress: Progress | None = None) -> SandboxRef:
-        assert template.image is not None
+        image = template.image
+        assert image is not None
         if template.options.get("pull") == "always":
-            await self._pull(template.image, progress)
+            await self._pull(image, progress)
+        if template.options.get("server_as_root") and template.user is None:
+            template = msgspec.structs.replace(template, user=await self._image_user(image, template, progress))
+            record = msgspec.structs.replace(record, template=msgspec.structs.replace(template, files={}, setup=()))
         try:
-            return await self._create(template, record, template.image)
+            return await self._create(template, record, image)
         except _ImageMissing as missing:
             if template.options.get("pull") == "never":
-                raise SandboxError(f"{self.name}: image {template.image}: {missing}") from None
-        await self._pull(template.image, progress)
-        return await self._create(template, record, template.image)
+                raise SandboxError(f"{self.name}: image {image}: {missing}") from None
+        await self._pull(image, progress)
+        return await self._create(template, record, image)
+
+    async def _image_user(self, image: str, template: Template, progress: Progress | None) -> str | None:
+        """The user of an image, which is pulled if it is missing; None for root."""
+        argv = [self.program, "image", "inspect", "--format", "{{.Config.User}}", image]
+        done = await run_host_command(argv, seconds=COMMAND_SECONDS)
+        if done.exit_code != 0 and template.options.get("pull") != "never":
+            await self._pull(image, progress)
+            done = await run_host_command(argv, seconds=COMMAND_SECONDS)
+        return done.stdout.strip().partition(":")[0] or None
 
     async def _create(self, template: Template, record: Record, image: str) -> SandboxRef:
         chosen = await bundle()
@@ -175,7 +191,7 @@ class ContainerEngine(Engine):
         for flag, value in (
             ("--cpus", template.cpus),
             ("--pids-limit", template.processes),
-            ("--user", template.user),
+            ("--user", "0" if template.options.get("server_as_root") else template.user),
             ("--workdir", template.workdir),
         ):
             options += [] if value is None else [flag, str(value)]

@@ -191,7 +191,8 @@ class Fleet:
         except BaseException:
             await api.aclose()
             raise
-        user = None if self.engine.serves_as_user else template.user
+        as_user = self.engine.serves_as_user and not template.options.get("server_as_root")
+        user = None if as_user else template.user
         return FleetSandbox(api, ref, egress=egress, user=user, cwd=template.workdir, env=env or None)
 
     async def _offer_egress(self, api: ExecApi, hosts: tuple[str, ...]) -> EgressOffer:

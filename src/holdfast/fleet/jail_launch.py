@@ -126,6 +126,10 @@ def mount_stage(spec: dict[str, Any], userns: int | None, uid: int) -> None:
         options = f"lowerdir={stage}/lower,upperdir={files}/upper,workdir={files}/work"
         # A user namespace may not write the attributes that an overlay of the host's root uses.
         mount("overlay", f"{stage}/root", "overlay", 0, options + ("" if userns is not None else ",userxattr"))
+    if spec["own_etc"]:
+        os.mkdir(f"{stage}/etc")
+        make_accounts(f"{files}/upper/etc", uid)
+        mount_etc(stage, files)
     for number, each in enumerate(spec["mounts"]):
         each["source"] = host_path(each["source"])
         target = f"{stage}/{number}"
@@ -157,6 +161,46 @@ def make_files(path: str, directories: dict[str, int], uid: int) -> None:
         os.chmod(target, mode)
         if uid:
             os.chown(target, uid, uid)
+
+
+def mount_etc(stage: str, files: str) -> None:
+    """The host's /etc under a private layer; read-only where its file system cannot be the upper layer."""
+    options = f"lowerdir=/etc,upperdir={files}/upper/etc,workdir={files}/work"
+    try:
+        mount("overlay", f"{stage}/etc", "overlay", MS_NOSUID | MS_NODEV, options)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENODEV, errno.EPERM):
+            raise
+        mount("/etc", f"{stage}/etc", None, MS_BIND | MS_REC)
+        mount(None, f"{stage}/etc", None, MS_REMOUNT | MS_BIND | MS_RDONLY)
+
+
+def make_accounts(path: str, uid: int) -> None:
+    """The accounts of a jail: users and groups of the host, none with a password, writable for the jail's root."""
+    # Programs that change accounts open these, and may not open those of the host's root.
+    for name in (".pwd.lock", "passwd-", "shadow-", "group-", "gshadow-", "subuid", "subuid-", "subgid", "subgid-"):
+        make_file(f"{path}/{name}", "", 0o600 if name.startswith((".", "s", "g")) else 0o644, uid)
+    for name, secret in (("passwd", "shadow"), ("group", "gshadow")):
+        try:
+            with open(f"/etc/{name}", encoding="utf-8", errors="surrogateescape") as file:
+                lines = [line for line in file.read().splitlines() if line]
+        except FileNotFoundError:
+            continue
+        rest = ":1:0:99999:7:::" if secret == "shadow" else "::"
+        make_file(f"{path}/{name}", "".join(f"{line}\n" for line in lines), 0o644, uid)
+        make_file(f"{path}/{secret}", "".join(f"{line.partition(':')[0]}:*{rest}\n" for line in lines), 0o600, uid)
+
+
+def make_file(path: str, text: str, mode: int, uid: int) -> None:
+    """A file of the jail's root, unless a fork has it already."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except FileExistsError:
+        return
+    with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+        os.fchmod(fd, mode)
+        os.fchown(fd, uid, uid)
+        file.write(text)
 
 
 def new_user_namespace(first_uid: int) -> int:

@@ -32,6 +32,7 @@ from holdfast.fleet.record import Record, SandboxRef
 from holdfast.fleet.template import Template
 from holdfast.launch import self_exec
 from holdfast.launch.pidfd_signals import signal_process
+from holdfast.runtime.process.oom import COUNT_FILES, JAIL_GROUP
 from holdfast.sandboxes.bubblewrap import READ_ONLY
 from holdfast.sandboxes.host_command import run_host_command
 from holdfast.sandboxes.install.unpacking import unpacked
@@ -156,7 +157,8 @@ class JailEngine(DirectoryEngine):
             ready, ready_inside = os.pipe()
             process_file = os.open(f"{directory.path}/process", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             stack.callback(os.close, process_file)
-            mounts, arguments = self._mounts(template, lower, str(tree))
+            memory = next((path for path in groups if _counts_kills(path)), None)
+            mounts, arguments = self._mounts(template, lower, str(tree), memory)
             spec = {
                 "privileged": os.geteuid() == 0,
                 "cgroups": groups,
@@ -164,7 +166,8 @@ class JailEngine(DirectoryEngine):
                 "files": f"{directory.path}/files",
                 "lower": lower,
                 "disk": template.disk,
-                "directories": PRIVATE_DIRECTORIES if lower is None else {},
+                "directories": _private_directories(lower),
+                "own_etc": _has_own_etc(lower),
                 "links": _system_links() if lower is None else {},
                 "mounts": mounts,
                 "user_namespaces": bool(template.options.get("user_namespaces")),
@@ -188,8 +191,13 @@ class JailEngine(DirectoryEngine):
                 )
         directory.write("ready", "")
 
-    def _mounts(self, template: Template, lower: str | None, tree: str) -> tuple[list[dict[str, Any]], list[str]]:
-        """The mounts that the launcher prepares, and the options of bubblewrap."""
+    def _mounts(
+        self, template: Template, lower: str | None, tree: str, memory: str | None
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """The mounts that the launcher prepares, and the options of bubblewrap.
+
+        `memory` is the cgroup that limits the jail's memory: its server reads the kernel's count of kills there.
+        """
         mounts: list[dict[str, Any]] = []
 
         def staged(source: str, *, idmap: bool = False, writable: bool = False) -> str:
@@ -199,7 +207,9 @@ class JailEngine(DirectoryEngine):
         binds = ["--bind", f"{jail_launch.STAGE}/root", "/"]
         if lower is None:
             for path in READ_ONLY:
-                if os.path.isdir(path) and not os.path.islink(path):
+                if path == "/etc" and _has_own_etc(lower):
+                    binds += ["--bind", f"{jail_launch.STAGE}/etc", path]
+                elif os.path.isdir(path) and not os.path.islink(path):
                     binds += ["--ro-bind", staged(path), path]
         binds += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run"]
         for mount in template.mounts:
@@ -215,6 +225,7 @@ class JailEngine(DirectoryEngine):
             *("--ro-bind", staged(tree), SERVER),
             *("--ro-bind", staged(_cat()), f"{INSIDE}/cat"),
             *("--bind", f"{jail_launch.STAGE}/hold", f"{INSIDE}/hold"),
+            *(() if memory is None else ("--ro-bind", staged(memory), JAIL_GROUP)),
             *("--perms", "0700", "--dir", SERVER_DIRECTORY),
             *("--dir", workdir, "--chdir", workdir),
             *("--cap-drop", "ALL"),
@@ -268,6 +279,21 @@ class JailEngine(DirectoryEngine):
         JailGroups.thaw(directory)
         directory.kill()
         JailGroups.remove(directory)
+
+
+def _counts_kills(cgroup: str) -> bool:
+    return any(os.path.exists(f"{cgroup}/{name}") for name in COUNT_FILES)
+
+
+def _has_own_etc(lower: str | None) -> bool:
+    """Whether a jail has a layer of its own over the host's /etc: only one with uids of its own can add users."""
+    return lower is None and os.geteuid() == 0 and os.path.isdir("/etc")
+
+
+def _private_directories(lower: str | None) -> dict[str, int]:
+    if lower is not None:
+        return {}
+    return {**PRIVATE_DIRECTORIES, "upper/etc": 0o755} if _has_own_etc(lower) else PRIVATE_DIRECTORIES
 
 
 def _system_links() -> dict[str, str]:

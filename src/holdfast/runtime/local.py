@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import logging
 import os
 import secrets
 import time
@@ -39,7 +40,9 @@ from holdfast.runtime.output.local_events import LocalCommand, LocalEvents
 from holdfast.runtime.output.output_log import Spool
 from holdfast.runtime.output.poller import Poller
 from holdfast.runtime.process.checks import check_bytes, check_spec
+from holdfast.runtime.process.ended import EndedLog
 from holdfast.runtime.process.input import InputQueue
+from holdfast.runtime.process.oom import OomCounter
 from holdfast.runtime.process.process import ManagedProcess
 from holdfast.runtime.process.signals import parse_signal
 from holdfast.runtime.process.spawn import write_all
@@ -57,6 +60,7 @@ from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandSpec,
+    EndedProcesses,
     EnvironmentInfo,
     ExitStatus,
     JobsAtClose,
@@ -76,6 +80,8 @@ from holdfast.types import (
     TerminalWait,
     UsageSample,
 )
+
+log = logging.getLogger(__name__)
 
 DEFAULT_READ_BYTES: Final = 1024 * 1024
 
@@ -128,6 +134,10 @@ class LocalExec:
         #: The pids of running processes.
         self._leaders: set[int] = set()
         self._tables = TableReader()
+        self._oom = OomCounter()
+        self._ended = EndedLog()
+        #: Tasks that end processes which printed nothing for too long.
+        self._endings: set[asyncio.Task[None]] = set()
         self._keeper = durability.keeper_pid
         self._cgroups = Cgroups.open(self._keeper) if self.config.cgroup == "auto" else None
         self._sampler = UsageSampler(self._keeper)
@@ -147,6 +157,7 @@ class LocalExec:
             start_process=self._start_on,
             end_process=self._end,
             on_growth=self.retention.spool_grew,
+            oom=self._oom,
             durability=durability,
         )
         self.terminals = Terminals(
@@ -269,6 +280,8 @@ class LocalExec:
     ) -> ManagedProcess:
         def exited(process: ManagedProcess) -> None:
             self._leaders.discard(process.pid)
+            if not process.internal and not spec.awaited:
+                self._ended.add(process.info())
             if on_exit is not None:
                 on_exit(process)
 
@@ -284,9 +297,23 @@ class LocalExec:
             on_exit=exited,
             on_close=self._process_closed,
             on_growth=self.retention.spool_grew,
+            on_silent=self._end_silent,
+            oom=self._oom,
             internal=on_exit is not None and not spec.tty,
             jail=started.jail or (ProcessJail(started.pid) if is_jailed(spec) else None),
         )
+
+    def _end_silent(self, process: ManagedProcess) -> None:
+        """Kill a process that printed nothing for too long."""
+        task = asyncio.get_running_loop().create_task(self._end_logged(process))
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    async def _end_logged(self, process: ManagedProcess) -> None:
+        try:
+            await self._end(process, 0.0)
+        except HoldfastError as error:
+            log.warning("process %s is silent and cannot be ended: %s", process.process_id, error)
 
     # --- one process -----------------------------------------------------------------------------------------
 
@@ -372,6 +399,9 @@ class LocalExec:
                 return await process.wait_exit()
         except builtins.TimeoutError:
             return None
+
+    async def ended(self, *, after: int | None = None, wait: float = 0.0) -> EndedProcesses:
+        return await self._ended.read(after, wait)
 
     async def snapshot(self, process_id: str) -> Snapshot:
         return self.recorded(process_id).snapshot()

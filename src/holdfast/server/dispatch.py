@@ -25,6 +25,7 @@ from holdfast.server.shells import ShellMethods
 from holdfast.server.streams import StreamMethods
 from holdfast.server.terminals import TerminalMethods
 from holdfast.types import (
+    EndedProcesses,
     EnvironmentInfo,
     ProcessInfo,
     ReadResult,
@@ -206,7 +207,10 @@ class ProcessMethods:
         status = await self._exec.wait(params.process_id, timeout=timeout)
         if status is None:
             return m.WaitResult(running=True)
-        return m.WaitResult(running=False, exit_code=status.exit_code, signal=status.signal)
+        return m.WaitResult(running=False, **msgspec.structs.asdict(status))
+
+    async def ended(self, connection: ServerConnection, params: m.EndedParams) -> EndedProcesses:
+        return await self._exec.ended(after=params.after, wait=params.wait_ms / 1000)
 
     def snapshot(self, connection: ServerConnection, params: m.ProcessParams) -> Snapshot:
         return self._exec.recorded(params.process_id).snapshot()

@@ -165,4 +165,5 @@ def _spec(params: m.ShellRunParams) -> CommandSpec:
         input=params.input,
         timeout=None if params.timeout_ms is None else params.timeout_ms / 1000,
         pipe_stdin=params.pipe_stdin,
+        silence=None if params.silence_ms is None else params.silence_ms / 1000,
     )

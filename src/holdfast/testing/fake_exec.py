@@ -75,6 +75,7 @@ from holdfast.errors import (
     UnknownTerminal,
 )
 from holdfast.runtime.process.checks import check_run
+from holdfast.runtime.process.ended import EndedLog
 from holdfast.runtime.terminal.read_until import read_terminal
 from holdfast.testing.fake_files import FakeFiles
 from holdfast.testing.fake_process import FakeEventStream, FakeProcess, Program
@@ -94,6 +95,7 @@ from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandSpec,
+    EndedProcesses,
     EnvironmentInfo,
     ExitStatus,
     JobsAtClose,
@@ -152,6 +154,7 @@ class FakeExec:
         self.files = FakeFiles()
         #: Resource usage by id, returned by `usage`, of processes, terminals and shells; and the pids of strays.
         self.usages: dict[str, ProcessUsage] = {}
+        self._ended = EndedLog()
         self.strays: tuple[int, ...] = ()
         self.closed = False
         self._retained_bytes = retained_bytes
@@ -217,9 +220,14 @@ class FakeExec:
     def _run(self, process: FakeProcess, program: Program) -> ProcessInfo:
         self.started.append(process.spec)
         self._processes[process.spec.process_id] = process
+        self._note_end(process)
         process.run(program)
         self._news.set()
         return self._info(process)
+
+    def _note_end(self, process: FakeProcess) -> None:
+        if not process.spec.awaited:
+            process.on_end = lambda: self._ended.add(self._info(process))
 
     async def read(
         self,
@@ -317,6 +325,9 @@ class FakeExec:
             async with asyncio.timeout(timeout):
                 await process.until(lambda: process.status is not None)
         return process.status
+
+    async def ended(self, *, after: int | None = None, wait: float = 0.0) -> EndedProcesses:
+        return await self._ended.read(after, wait)
 
     async def snapshot(self, process_id: str) -> Snapshot:
         process = self._recorded(process_id)
@@ -445,6 +456,7 @@ class FakeExec:
             clock=self._clock,
         )
         self._processes[spec.terminal_id] = terminal
+        self._note_end(terminal)
         terminal.open(program)
         return terminal.describe()
 
@@ -543,6 +555,8 @@ class FakeExec:
             started_at=0.0,
             exit_code=None if status is None else status.exit_code,
             signal=None if status is None else status.signal,
+            oom=status is not None and status.oom,
+            silent=status is not None and status.silent,
             stdout_bytes=process.printed["stdout"],
             stderr_bytes=process.printed["stderr"],
             pty_bytes=process.printed["pty"],

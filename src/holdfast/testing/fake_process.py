@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
+from holdfast.runtime.output.silence import SilenceTimer
 from holdfast.types import (
     Closed,
     Exited,
@@ -85,6 +86,10 @@ class FakeProcess:
         self._taken = 0
         self._children: set[asyncio.Task[None]] = set()
         self._main: asyncio.Task[None] | None = None
+        #: Called at its end.
+        self.on_end: Callable[[], None] | None = None
+        self.printed_at = 0.0
+        self._silence: SilenceTimer | None = None
         self._changed = asyncio.Event()
 
     # --- for programs ------------------------------------------------------------------------------------------
@@ -127,20 +132,29 @@ class FakeProcess:
             self.end(ExitStatus(await program(self)))
 
         self._main = asyncio.get_running_loop().create_task(main())
+        if self.spec.silence is not None:
+            self._silence = SilenceTimer(self.spec.silence, lambda: self.printed_at, self._was_silent)
+
+    def _was_silent(self) -> None:
+        self.kill("KILL", silent=True)
 
     def end(self, status: ExitStatus) -> None:
         if self.status is None:
             self.status = status
             self.stdin_open = False
+            if self._silence is not None:
+                self._silence.cancel()
             self.log.append(Exited(len(self.log) + 1, status))
             self._close_if_free()
+            if self.on_end is not None:
+                self.on_end()
             self.notify()
 
-    def kill(self, signal: str) -> None:
-        """End the program by a signal."""
+    def kill(self, signal: str, *, oom: bool = False, silent: bool = False) -> None:
+        """End the program by a signal; with `oom` as the kernel does when memory is exhausted."""
         if self._main is not None:
             self._main.cancel()
-        self.end(ExitStatus(128 + signals.Signals[f"SIG{signal}"], f"SIG{signal}"))
+        self.end(ExitStatus(128 + signals.Signals[f"SIG{signal}"], f"SIG{signal}", oom=oom, silent=silent))
 
     def kill_children(self) -> None:
         for child in self._children:
@@ -178,6 +192,7 @@ class FakeProcess:
         raw = data.encode() if isinstance(data, str) else data
         self.log.append(OutputChunk(stream, self.printed[stream], raw, len(self.log) + 1))
         self.printed[stream] += len(raw)
+        self.printed_at = asyncio.get_running_loop().time()
         self._kept_bytes += len(raw)
         while self._kept_bytes > self._retained_bytes:
             oldest = self.log[self._first_kept]

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from holdfast.errors import EXIT_INTERRUPTED, EXIT_TIMED_OUT, HoldfastError, ShellClosed
+from holdfast.runtime.output.silence import SilenceTimer
 from holdfast.testing.fake_process import FakeEventStream, FakeProcess
 from holdfast.types import (
     CommandEnded,
@@ -92,6 +93,7 @@ class FakeCommand(FakeProcess):
         self.error: HoldfastError | None = None
         self.began = 0.0
         self.timed_out = False
+        self.silent = False
         self.stopped = False
 
     # --- for programs ------------------------------------------------------------------------------------------
@@ -162,6 +164,7 @@ class FakeShell:
         self._commands_run = 0
         self._interrupts: dict[str, FakeCommand | None] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._silence: SilenceTimer | None = None
         self._closing = False
 
     def status(self) -> ShellStatus:
@@ -236,13 +239,18 @@ class FakeShell:
             command.change_directory(spec.cwd)
         if spec.timeout is not None:
             self._timer = loop.call_later(spec.timeout, self._time_is_up, command)
+        if spec.silence is not None:
+            self._silence = SilenceTimer(
+                spec.silence, lambda: command.printed_at, lambda: self._time_is_up(command, silent=True)
+            )
         command.run(lambda _: program(command))
 
     def command_over(self, command: FakeCommand, status: ExitStatus) -> None:
         """Report that a command has returned; called by the command."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._silence):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._silence = None
         if command.asked.cwd is None:
             self.cwd = command.cwd
         self.variables = command.variables
@@ -263,6 +271,8 @@ class FakeShell:
             timed_out=command.timed_out,
             state=self.state,
             reason=self.reason,
+            oom=status.oom,
+            silent=command.silent,
         )
         if self.state == "closed":
             self._over(ExitStatus(code))
@@ -285,7 +295,8 @@ class FakeShell:
         await ending.until(lambda: ending.status is not None)
         return True
 
-    def _time_is_up(self, command: FakeCommand) -> None:
+    def _time_is_up(self, command: FakeCommand, *, silent: bool = False) -> None:
+        command.silent = silent
         command.timed_out = not command.stopped
         self._stop(command)
 

@@ -145,6 +145,16 @@ class WaitResult(Struct, frozen=True):
     running: bool
     exit_code: int | None = None
     signal: str | None = None
+    oom: bool = False
+    silent: bool = False
+
+
+class EndedParams(Struct, frozen=True, omit_defaults=True):
+    """`after`: the `next` of the last reply; without it the reply has only the number to begin at."""
+
+    after: int | None = None
+    #: How long to wait for the first end.
+    wait_ms: int = 0
 
 
 class ListResult(Struct, frozen=True):
@@ -271,6 +281,8 @@ class ShellRunParams(Struct, frozen=True, omit_defaults=True):
     live: bool = False
     #: Keep its stdin writable: `process/write` and `process/closeStdin` take the command's id.
     pipe_stdin: bool = False
+    #: How long it may print nothing before it is ended as by a timeout.
+    silence_ms: int | None = None
 
 
 class ShellRunResult(Struct, frozen=True, omit_defaults=True):

@@ -9,6 +9,7 @@ from typing import Final, Generic, TypeVar
 
 from holdfast.types import (
     DirPage,
+    EndedProcesses,
     EnvironmentInfo,
     FileInfo,
     FilePiece,
@@ -70,6 +71,7 @@ PROCESS_RESIZE = WireMethod("process/resize", m.ResizeParams, m.Empty)
 PROCESS_SIGNAL = WireMethod("process/signal", m.SignalParams, m.Empty)
 PROCESS_TERMINATE = WireMethod("process/terminate", m.TerminateParams, m.TerminateResult)
 PROCESS_WAIT = WireMethod("process/wait", m.WaitParams, m.WaitResult)
+PROCESS_ENDED = WireMethod("process/ended", m.EndedParams, EndedProcesses)
 PROCESS_SNAPSHOT = WireMethod("process/snapshot", m.ProcessParams, Snapshot)
 PROCESS_DESCRIBE = WireMethod("process/describe", m.ProcessParams, ProcessInfo)
 PROCESS_LIST = WireMethod("process/list", m.Empty, m.ListResult)

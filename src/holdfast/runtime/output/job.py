@@ -130,6 +130,7 @@ class Job:
         "failure",
         "journal",
         "logs",
+        "printed_at",
         "process_id",
         "started_at",
         "status",
@@ -180,6 +181,8 @@ class Job:
         self._full_disk_seconds = config.full_disk_seconds
         self._stall_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        #: By the loop's clock: the time of the last output.
+        self.printed_at = 0.0
         self._poller = poller
         self._choose_waiting()
 
@@ -197,6 +200,10 @@ class Job:
     def sandbox_denied(self) -> bool:
         """Whether the job failed because of its confinement, as far as the output shows."""
         return False
+
+    def last_output(self) -> float:
+        """The time of the last output by the loop's clock: now, while output waits for a reader."""
+        return self._loop.time() if any(output.paused for output in self._outputs) else self.printed_at
 
     def snapshot(self) -> Snapshot:
         kept = {kind: log.contents() for kind, log in self.logs.items()}
@@ -493,6 +500,7 @@ class Job:
 
     def _stored(self, output: JobStream, amount: int) -> None:
         output.owed = max(0, output.owed - amount)
+        self.printed_at = self._loop.time()
         self._note_output(output.kind, output.log, amount)
         if amount >= _PIPE_BYTES and not self._grown:
             self._grow_pipes()

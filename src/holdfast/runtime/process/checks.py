@@ -28,6 +28,7 @@ def check_spec(spec: ProcessSpec) -> None:
             raise InvalidParams(f"environment variable {name!r}: an empty name, or a '=' in it")
         _check_text(name, f"the name of environment variable {name!r}")
         _check_text(value, f"environment variable {name!r}")
+    _check_silence(spec.silence)
     if spec.limits is not None:
         _check_limits(spec.limits)
     if spec.size is not None and not spec.tty:
@@ -45,10 +46,17 @@ def check_command(spec: CommandSpec) -> None:
         raise InvalidParams("cwd is empty")
     if spec.timeout is not None and spec.timeout < 0:
         raise InvalidParams(f"timeout {spec.timeout:g}: must not be negative")
+    _check_silence(spec.silence)
     for name, value in (spec.env or {}).items():
         if _SHELL_NAME.fullmatch(name) is None:
             raise InvalidParams(f"environment variable {name!r}: a shell cannot set a variable of this name")
         _check_text(value, f"environment variable {name!r}")
+
+
+def _check_silence(seconds: float | None) -> None:
+    # The comparison is false for NaN, too.
+    if seconds is not None and not seconds > 0:
+        raise InvalidParams(f"silence {seconds:g}: must be more than 0 seconds")
 
 
 def check_run(timeout: float | None, max_bytes: int) -> None:

@@ -14,6 +14,8 @@ import struct
 import termios
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
+
 from holdfast.errors import InvalidParams, InvalidRequest, NotATerminal, PermissionRefused, ResourceExhausted
 from holdfast.launch.pidfd_signals import signal_group, signal_group_of
 from holdfast.runtime.confine.jail import ProcessJail
@@ -22,6 +24,8 @@ from holdfast.runtime.durability.terminal_reads import GATHER_BYTES
 from holdfast.runtime.libc import open_pty_peer
 from holdfast.runtime.output.job import Job, JobStream
 from holdfast.runtime.output.poller import Poller
+from holdfast.runtime.output.silence import SilenceTimer
+from holdfast.runtime.process.oom import OomCounter
 from holdfast.runtime.process.signals import exit_status
 from holdfast.types import MAX_TERMINAL_SIDE, ExitStatus, ProcessInfo, ProcessSpec, TerminalSize
 
@@ -65,8 +69,13 @@ class ManagedProcess(Job):
         "_held_side",
         "_on_close",
         "_on_exit",
+        "_on_silent",
+        "_oom",
+        "_oom_kills",
         "_pidfd",
         "_signals",
+        "_silence",
+        "_silent",
         "_terminal",
         "cwd",
         "input",
@@ -94,6 +103,8 @@ class ManagedProcess(Job):
         on_exit: Callable[[ManagedProcess], None],
         on_close: Callable[[ManagedProcess], None],
         on_growth: Callable[[], None],
+        on_silent: Callable[[ManagedProcess], None],
+        oom: OomCounter,
         internal: bool = False,
         jail: ProcessJail | None = None,
     ) -> None:
@@ -126,6 +137,12 @@ class ManagedProcess(Job):
         self._signals: tuple[str, ...] = ()
         self._on_exit = on_exit
         self._on_close = on_close
+        self._on_silent = on_silent
+        self._oom = oom
+        #: The kills for memory before its start.
+        self._oom_kills = oom.now()
+        self._silence: SilenceTimer | None = None
+        self._silent = False
         self._pidfd = -1
 
     def follow(self, outputs: dict[int, int]) -> None:
@@ -134,6 +151,8 @@ class ManagedProcess(Job):
             if self.running:
                 self._pidfd = os.pidfd_open(self.pid)
                 self._poller.watch(self._pidfd, self._leader_ended)
+                if self.spec.silence is not None:
+                    self._silence = SilenceTimer(self.spec.silence, self.last_output, self._was_silent)
             for kind, fd in outputs.items():
                 self.watch(kind, fd)
         except BaseException:
@@ -165,6 +184,8 @@ class ManagedProcess(Job):
             exited_at=self.exited_at,
             exit_code=self.status.exit_code if self.status else None,
             signal=self.status.signal if self.status else None,
+            oom=self.status is not None and self.status.oom,
+            silent=self.status is not None and self.status.silent,
             stdout_bytes=printed.get(0, 0),
             stderr_bytes=printed.get(1, 0),
             pty_bytes=printed.get(2, 0),
@@ -195,6 +216,8 @@ class ManagedProcess(Job):
             self.recorder.signalled(signal_id)
         if not self.running:
             raise InvalidRequest(f"process {self.process_id!r} has ended")
+        if number == signal.SIGKILL:
+            self.tree.killed = True
         group = self.pid
         # In an interactive terminal every signal is for the program in the foreground.
         if self.watcher is not None or number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP):
@@ -280,6 +303,8 @@ class ManagedProcess(Job):
     def discard(self) -> None:
         with contextlib.ExitStack() as stack:  # every step runs, even if another fails
             stack.callback(self._close_pidfd)
+            if self._silence is not None:
+                stack.callback(self._silence.cancel)
             if self.jail is not None:
                 stack.callback(self.jail.close)
             if self.tree.cgroup is not None:
@@ -308,7 +333,21 @@ class ManagedProcess(Job):
     def _reap(self) -> ExitStatus:
         self.tree.leader_lives = False
         assert self.exited_at is not None
-        return self.recorder.reap(self.pid, self.exited_at, self._as_in_jail)
+        return self.recorder.reap(self.pid, self.exited_at, self._final_status)
+
+    def _final_status(self, status: ExitStatus) -> ExitStatus:
+        """The status with the reason of a kill."""
+        status = self._as_in_jail(status)
+        if status.signal == "SIGKILL" and self._silent:
+            return msgspec.structs.replace(status, silent=True)
+        groups = () if self.tree.cgroup is None else self.tree.cgroup.limiting
+        if self.tree.killed or not self._oom.judge(status, self._oom_kills, groups):
+            return status
+        return msgspec.structs.replace(status, oom=True)
+
+    def _was_silent(self) -> None:
+        self._silent = True
+        self._on_silent(self)
 
     def _as_in_jail(self, status: ExitStatus) -> ExitStatus:
         """Translate an exit code 128 + n of bwrap to signal n, if a signal killed the program in the jail."""
@@ -318,6 +357,8 @@ class ManagedProcess(Job):
         return exit_status(os.CLD_KILLED, number) if number else status
 
     def _exited(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
         _ = self.sandbox_denied  # now, while the end of the log is the leader's last output
         self.input.abandon()
         self._on_exit(self)

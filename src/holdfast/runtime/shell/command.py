@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import HoldfastError
 from holdfast.runtime.output.job import Job
 from holdfast.runtime.output.poller import Poller
+from holdfast.runtime.output.silence import SilenceTimer
 from holdfast.runtime.process.input import InputQueue
 from holdfast.types import CommandEnded, CommandSpec, ExitStatus
 
@@ -26,13 +27,16 @@ class ShellCommand(Job):
     __slots__ = (
         "_callbacks",
         "_on_recorded",
+        "_silence",
         "_timer",
         "began",
         "began_ticks",
         "ended",
         "error",
         "input",
+        "oom_kills",
         "recorder",
+        "silent",
         "spec",
         "stop",
         "timed_out",
@@ -67,6 +71,11 @@ class ShellCommand(Job):
         #: The task that stops it, after a timeout or an interrupt.
         self.stop: asyncio.Task[None] | None = None
         self.timed_out = False
+        #: It printed nothing for its `silence`.
+        self.silent = False
+        #: The kills for memory before it began.
+        self.oom_kills = 0
+        self._silence: SilenceTimer | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._on_recorded = on_recorded
         self._callbacks: list[Callable[[], None]] = []
@@ -75,18 +84,29 @@ class ShellCommand(Job):
         self.began = self._loop.time()
         if self.spec.timeout is not None:
             self._timer = self._loop.call_later(self.spec.timeout, on_timeout, self)
+        self._begin_silence(on_timeout)
+
+    def _begin_silence(self, on_timeout: Callable[[ShellCommand], None]) -> None:
+        def was_silent() -> None:
+            self.silent = True
+            on_timeout(self)
+
+        if self.spec.silence is not None:
+            self._silence = SilenceTimer(self.spec.silence, self.last_output, was_silent)
 
     def begin_again(self, began: float, on_timeout: Callable[[ShellCommand], None]) -> None:
         """Continue a command that began under an earlier server."""
         self.began = began
         if self.spec.timeout is not None:
             self._timer = self._loop.call_at(began + self.spec.timeout, on_timeout, self)
+        self._begin_silence(on_timeout)
 
     def record_end(self, ended: CommandEnded, note: Callable[[], None] | None = None) -> None:
         """Record the result: the output goes into the log, then the end into the journal."""
         self.ended = ended
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._silence):
+            if timer is not None:
+                timer.cancel()
         self.end_input()
         self.end(ExitStatus(ended.exit_code), note)
 

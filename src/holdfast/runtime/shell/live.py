@@ -42,6 +42,7 @@ from holdfast.runtime.confine.jail import inside_pid
 from holdfast.runtime.confine.launch_plan import lasting_cwd
 from holdfast.runtime.durability.shell_replay import KEPT_INTERRUPTS, KNOWN_COMMANDS
 from holdfast.runtime.output.job import Job
+from holdfast.runtime.process.oom import OomCounter
 from holdfast.runtime.process.process import ManagedProcess
 from holdfast.runtime.shell.command import ShellCommand
 from holdfast.runtime.shell.dialect import Answer, ShellDialect
@@ -121,6 +122,7 @@ class LiveShell:
         config: ExecServerConfig,
         tables: TableReader,
         on_growth: Callable[[], None],
+        oom: OomCounter,
         on_closed: Callable[[LiveShell], None],
         on_forget: Callable[[ShellCommand], None],
         recorder: ShellRecorder,
@@ -148,6 +150,7 @@ class LiveShell:
         self._config = config
         self._tables = tables
         self._on_growth = on_growth
+        self._oom = oom
         self._on_closed = on_closed
         self._on_forget = on_forget
         self._loop = asyncio.get_running_loop()
@@ -399,6 +402,7 @@ class LiveShell:
     def _begun(self, command: ShellCommand, ticks: int) -> None:
         """The shell has its line, not before `ticks`."""
         command.began_ticks = ticks
+        command.oom_kills = self._oom.now()
         self._program.give_streams(command)
         self._program.give_input(command)
         self._current = command
@@ -424,9 +428,13 @@ class LiveShell:
             self._record(command, self._program.take_answer(answer, spec=command.spec, stopped_as=stopped_as))
             self._program.clean_up()
 
-    def _record(self, command: ShellCommand, exit_code: int, restored: Restored | None = None) -> None:
-        """Record the end of the current command."""
+    def _record(
+        self, command: ShellCommand, exit_code: int, restored: Restored | None = None, *, oom: bool | None = None
+    ) -> None:
+        """Record the end of the current command; `oom` is known if the program itself ended."""
         assert command.began is not None
+        if oom is None:
+            oom = command.stop is None and self._was_out_of_memory(command, exit_code)
         closed = self._phase == "closed"
         ended = CommandEnded(
             exit_code=exit_code,
@@ -437,8 +445,15 @@ class LiveShell:
             restored=restored or "",
             state="closed" if closed else "idle",
             reason=self.reason,
+            oom=oom,
+            silent=command.silent,
         )
         self._record_end(command, ended, self._program.end_record(ended))
+
+    def _was_out_of_memory(self, command: ShellCommand, exit_code: int) -> bool:
+        cgroup = self._program.process.tree.cgroup
+        groups = () if cgroup is None else cgroup.limiting
+        return self._oom.judge(ExitStatus(exit_code), command.oom_kills, groups)
 
     def _record_end(self, command: ShellCommand, ended: CommandEnded, end: MakeEndRecord) -> None:
         if self._phase != "closed":
@@ -519,6 +534,7 @@ class LiveShell:
         return True
 
     def _on_timeout(self, command: ShellCommand) -> None:
+        """End a command whose time is over, or that was `silent` for too long."""
         command.timed_out = True
         self._stop(command)
 
@@ -618,7 +634,7 @@ class LiveShell:
             self._current = None
             self._refuse(command, self._closed_error())
         elif command is not None and not recording:
-            self._record(command, status.exit_code)
+            self._record(command, status.exit_code, oom=status.oom)
         while self._queue:
             self._refuse(self._queue.popleft(), self._closed_error())
         self._saved.close()

@@ -25,6 +25,7 @@ from holdfast.runtime.output.job import Job
 from holdfast.runtime.output.poller import Poller
 from holdfast.runtime.process.checks import check_command
 from holdfast.runtime.process.environment import build_environment, resolve_cwd, resolve_user
+from holdfast.runtime.process.oom import OomCounter
 from holdfast.runtime.process.spawn import SCRIPTED_INPUT_FD, find_program
 from holdfast.runtime.shell.command import ShellCommand
 from holdfast.runtime.shell.dialect import dialect_for
@@ -48,6 +49,7 @@ class ShellDependencies(TypedDict):
     config: ExecServerConfig
     tables: TableReader
     on_growth: Callable[[], None]
+    oom: OomCounter
     on_closed: Callable[[LiveShell], None]
     on_forget: Callable[[ShellCommand], None]
 
@@ -65,6 +67,7 @@ class Shells:
         start_process: StartProcess,
         end_process: EndProcess,
         on_growth: Callable[[], None],
+        oom: OomCounter,
         durability: Durability,
     ) -> None:
         self._config = config
@@ -79,6 +82,7 @@ class Shells:
             config=config,
             tables=tables,
             on_growth=on_growth,
+            oom=oom,
             on_closed=self._closed,
             on_forget=self._forget_command,
         )

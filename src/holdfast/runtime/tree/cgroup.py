@@ -45,6 +45,11 @@ class Cgroup:
         #: By the monotonic clock: later forks of the process are inside.
         self.joined_at: float | None = None
 
+    @property
+    def limiting(self) -> tuple[str, ...]:
+        """Its directories with limits, for this process alone."""
+        return self._limiting
+
     def join(self, pid: int) -> None:
         """Move a process in; its later children start inside. Blocks: call it on the thread."""
         try:

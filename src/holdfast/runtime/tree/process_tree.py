@@ -27,7 +27,7 @@ HUNTED: Final = 16
 class Tree:
     """One process and its descendants."""
 
-    __slots__ = ("_mark", "_tables", "cgroup", "leader", "leader_lives", "leader_waits")
+    __slots__ = ("_mark", "_tables", "cgroup", "killed", "leader", "leader_lives", "leader_waits")
 
     def __init__(self, leader: int, mark: int, tables: TableReader) -> None:
         self.leader = leader
@@ -35,6 +35,8 @@ class Tree:
         self.leader_lives = True
         #: Whether the leader only waits for the others and reports their exit status: then it gets no TERM.
         self.leader_waits = False
+        #: Whether this server has sent, or is about to send, KILL.
+        self.killed = False
         #: The cgroup of the leader, once it was moved.
         self.cgroup: Cgroup | None = None
         self._mark = mark
@@ -74,6 +76,7 @@ class Tree:
 
     async def end(self, others: Container[int], grace: float) -> None:
         """End every member (`end_all`); a `grace` of 0 kills at once."""
+        self.killed = True
         kill = self.cgroup.kill if self.cgroup is not None else None
         spared = (self.leader,) if self.leader_waits and self.leader_lives else ()
         await end_all(lambda: self.members(others), grace, kill, spared)
