@@ -11,7 +11,7 @@ VENV := .venv-$(VERSION)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fresh parts lint docs picture proto format bench engines faults soak fuzz peers clean
+.PHONY: help demo test fresh parts lint docs picture proto format bench engines integrations integrations-all faults soak fuzz peers clean
 
 # How long: each target of `make fuzz`, and all of `make soak`.
 FUZZ_SECONDS ?= 30
@@ -20,7 +20,7 @@ FUZZ_TEXTS ?= 200000
 SOAK_SECONDS ?= 1800
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 demo: $(VENV)/installed ## install, run a job, run a detached one, look at it, stop the server
 	@PATH="$(CURDIR)/$(BIN):$$PATH"; export PATH; \
@@ -107,6 +107,12 @@ docs: $(VENV)/installed-dev ## build the documentation site into build/site; a b
 
 engines: $(VENV)/installed-dev parts ## run every check of sandboxes over every engine
 	HOLDFAST_ALL_ENGINE_CHECKS=yes $(BIN)/python -m pytest tests/sandbox/test_fleet_engines.py
+
+integrations: ## make the environments of other software, in ~/.cache/holdfast-integrations (one: ONLY=NAME)
+	$(PYTHON) tests/support/integrations.py $(ONLY)
+
+integrations-all: $(VENV)/installed-dev parts integrations ## run all suites of other software, those over other engines as well
+	HOLDFAST_ALL_INTEGRATION_CHECKS=yes $(BIN)/python -m pytest tests/integrations $(if $(ONLY),-k '$(ONLY)')
 
 faults: $(VENV)/installed-dev parts ## five minutes of kills, stops and cuts, then the faults of sandboxes and 200 MB each way; nothing may be lost
 	$(BIN)/python -m tests.faults --seconds 300 $(FAULTS)

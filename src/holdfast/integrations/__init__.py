@@ -1,0 +1,1 @@
+"""Adapters for other software. Each is thin and optional."""

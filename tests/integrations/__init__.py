@@ -1,0 +1,1 @@
+"""Suites of other software, each in an environment of its own."""
