@@ -10,7 +10,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, TypeVar
 
 import typer
@@ -89,14 +89,19 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
-def service_extra() -> Iterator[None]:
-    """Around imports of the session service: raise an error that names the extra if a package is missing."""
+def needs_extra(extra: str) -> Iterator[None]:
+    """Around imports of an optional part: raise an error that names the extra if a package is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "holdfast":
             raise  # a bug of ours
-        raise InvalidParams(f"this needs {error.name}: pip install 'holdfast[service]'") from None
+        raise InvalidParams(f"this needs {error.name}: pip install 'holdfast[{extra}]'") from None
+
+
+def service_extra() -> AbstractContextManager[None]:
+    """Around imports of the session service."""
+    return needs_extra("service")
 
 
 def _quiet_when_unread(command: Callable[..., int]) -> Callable[..., int]:

@@ -12,29 +12,27 @@ import difflib
 import os
 import ssl
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-import h11
 import uvicorn
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
-from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast.service.access.admission import Admission, bug
 from holdfast.service.fronts.connect import connect_application
-from holdfast.service.fronts.connections import AcceptedConnection, Acceptor, ConnectionGate, ConnectionLimits
+from holdfast.service.fronts.connections import ConnectionLimits
 from holdfast.service.fronts.handler import SERVICE_NAME, Handler, methods
 from holdfast.service.fronts.listening import TlsFiles, bind, check_address, parse_address
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.fronts.requests import KIB, MOST_INPUT
 from holdfast.service.fronts.status_details import message_of
 from holdfast.service.fronts.web_guard import WebGuard
+from holdfast.service.fronts.web_server import WebServer
 from holdfast.service.problems import Problem
 from holdfast.service.types import ServiceStruct
 
@@ -43,8 +41,6 @@ _CONTENT_TYPES: Final = frozenset(
     {"application/json", "application/proto", "application/connect+json", "application/connect+proto"}
 )
 _PATHS: Final = frozenset(method.path for method in methods())
-#: Connections above the limit that get a 503, at a time.
-_REFUSABLE: Final = 16
 _ACCEPTED_COMPRESSION: Final = (b"accept-encoding", b"connect-accept-encoding")
 
 
@@ -93,7 +89,7 @@ class HttpFront:
         app.router.redirect_slashes = False
         loopback = self._address.is_local and not self._address.is_unix
         self._app = WebGuard(app, settings.allowed_hosts, loopback=loopback)
-        self._server: _Server | None = None
+        self._server: WebServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._tls: ssl.SSLContext | None = None
         #: `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`.
@@ -122,7 +118,7 @@ class HttpFront:
             limit_concurrency=settings.connections.most,
             timeout_keep_alive=settings.keep_alive_seconds,
         )
-        self._server = _Server(config, settings.connections, self._tls)
+        self._server = WebServer(config, settings.connections, self._tls)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         up = asyncio.create_task(self._server.is_up.wait())
         await asyncio.wait((self._serving, up), return_when=asyncio.FIRST_COMPLETED)
@@ -192,81 +188,6 @@ class HttpFront:
                 return PlainTextResponse(f"{message_of(problem)}\n", status_code=status)
         page, content_type = self._metrics()
         return Response(page, headers={"content-type": content_type})
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, its accept loop and its timer, which runs ten times a second."""
-
-    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, tls: ssl.SSLContext | None) -> None:
-        super().__init__(config)
-        self.is_up = asyncio.Event()
-        self._asked_to_stop = asyncio.Event()
-        # Room for connections that get a 503.
-        self.gate = ConnectionGate(replace(limits, most=limits.most + _REFUSABLE))
-        self._tls = tls
-        self._acceptor: Acceptor | None = None
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Any:
-        yield
-
-    async def startup(self, sockets: Any = None) -> None:
-        self.servers = []
-        self._acceptor = Acceptor(sockets[0], self.gate, self._protocol, self._tls)
-        self._acceptor.start(self.config.backlog)
-        self.started = True
-        self.is_up.set()
-
-    def _protocol(self, connection: AcceptedConnection) -> asyncio.Protocol:
-        return _Connection(self, connection)
-
-    async def shutdown(self, sockets: Any = None) -> None:
-        if self._acceptor is not None:
-            self._acceptor.stop()
-        await super().shutdown(sockets=sockets)
-
-    async def main_loop(self) -> None:
-        await self._asked_to_stop.wait()
-
-    def stop_within(self, grace: float) -> None:
-        # The type is int, None would wait for ever, and the loop's timer accepts a float.
-        self.config.timeout_graceful_shutdown = grace  # type: ignore[assignment]
-        self._asked_to_stop.set()
-
-
-class _Connection(H11Protocol):
-    """A connection with a deadline for request heads; uvicorn limits only the time between requests."""
-
-    def __init__(self, server: _Server, connection: AcceptedConnection) -> None:
-        super().__init__(server.config, server.server_state, server.lifespan.state)
-        self._gate = server.gate
-        self._accepted = connection
-        self._head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._accepted.close = transport.abort
-        self._watch_head()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._gate.leave(self._accepted)
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-        super().connection_lost(exc)
-
-    def _watch_head(self) -> None:
-        """Start the deadline at the connection or the first byte of a later head; cancel it at a complete head."""
-        if self.conn.their_state is not h11.IDLE:
-            self._gate.complete(self._accepted)
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(self._gate.limits.head_seconds, self.transport.abort)
 
 
 class _Guard:
