@@ -14,12 +14,17 @@ from typing import Any, Final
 
 import uvicorn
 from mcp.server.mcpserver import MCPServer
+from mcp.server.streamable_http import EventStore
+from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import InvalidParams
+from holdfast.integrations.mcp.events import RecentEvents
 from holdfast.service.fronts.connections import ConnectionLimits
 from holdfast.service.fronts.listening import Address, bind, parse_address
 from holdfast.service.fronts.web_server import WebServer
@@ -34,11 +39,25 @@ SEND_SECONDS: Final = 60.0
 MAX_SESSIONS: Final = 64
 #: A session without a request is closed after this time, and the sandbox that was made for it is removed.
 IDLE_SECONDS: Final = 1_800.0
+#: After this time a client whose stream broke is to connect again.
+RETRY_MILLISECONDS: Final = 500
 #: Each open stream is a connection.
 CONNECTIONS: Final = ConnectionLimits(most=512, by_address=256, half_open=64)
 #: At the end, calls that still run have this time.
 STOP_SECONDS: Final = 3.0
 MIN_TOKEN_CHARACTERS: Final = 16
+
+
+class Sessions(StreamableHTTPSessionManager):
+    """Sessions of clients, each with recent events of its own: names of streams are unique in a session only."""
+
+    @property
+    def event_store(self) -> EventStore | None:
+        return RecentEvents()
+
+    @event_store.setter
+    def event_store(self, given: EventStore | None) -> None:
+        assert given is None
 
 
 class TokenGuard:
@@ -97,23 +116,25 @@ class Deadlines:
 
 def http_app(
     server: MCPServer[Any], address: Address, token: str | None, allowed_hosts: Sequence[str] = ()
-) -> ASGIApp:
-    """The ASGI application, which needs a token beyond loopback; its sessions run in `session_manager.run`."""
+) -> tuple[ASGIApp, Sessions]:
+    """The ASGI application, which needs a token beyond loopback, and its sessions, which the caller runs."""
     if token is None and not address.is_local:
         raise InvalidParams(f"{address} is reachable from other machines: a token is needed")
     if token is not None and len(token) < MIN_TOKEN_CHARACTERS:
         raise InvalidParams(f"the token has {len(token)} characters; at least {MIN_TOKEN_CHARACTERS} are needed")
     if address.is_unix:
         raise InvalidParams(f"{address}: HOST:PORT is needed")
-    app: ASGIApp = server.streamable_http_app(
-        streamable_http_path=PATH,
+    sessions = Sessions(
+        server._lowlevel_server,
         max_request_body_size=MAX_REQUEST_BYTES,
         max_sessions=MAX_SESSIONS,
         session_idle_timeout=IDLE_SECONDS,
-        transport_security=_security(address, allowed_hosts),
+        retry_interval=RETRY_MILLISECONDS,
+        security_settings=_security(address, allowed_hosts),
     )
+    app: ASGIApp = Starlette(routes=[Route(PATH, endpoint=StreamableHTTPASGIApp(sessions))])
     app = Deadlines(app)
-    return app if token is None else TokenGuard(app, token)
+    return (app if token is None else TokenGuard(app, token)), sessions
 
 
 def _security(address: Address, allowed_hosts: Sequence[str]) -> TransportSecuritySettings:
@@ -137,7 +158,7 @@ async def serving_http(
 ) -> AsyncIterator[str]:
     """Serve over HTTP for the length of a block, which gets the URL. Port 0 is any free port."""
     address = parse_address(listen)
-    app = http_app(server, address, token, allowed_hosts)
+    app, sessions = http_app(server, address, token, allowed_hosts)
     listener = bind(address)
     config = uvicorn.Config(
         app,
@@ -156,7 +177,7 @@ async def serving_http(
     )
     web = WebServer(config, CONNECTIONS, None)
     try:
-        async with server.session_manager.run():
+        async with sessions.run():
             running = asyncio.create_task(web.serve(sockets=[listener]))
             try:
                 await web.is_up.wait()
