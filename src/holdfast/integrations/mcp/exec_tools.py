@@ -18,6 +18,7 @@ from holdfast.integrations.mcp.approvals import Approval, check, question
 from holdfast.integrations.mcp.hints import READS, SETS, WRITES
 from holdfast.integrations.mcp.resources import log_uri
 from holdfast.integrations.mcp.results import (
+    MAX_RESULT_BYTES,
     CommandOutput,
     Killed,
     ProcessEnd,
@@ -57,7 +58,7 @@ Chars = Annotated[str, _described(WriteStdinArguments, "chars")]
 SandboxName = Annotated[str, Field(description="A sandbox of sandbox_create or sandbox_fork; empty for the first.")]
 ProcessId = Annotated[str, Field(description="The process_id of exec_command or list_processes.")]
 Since = Annotated[int, Field(ge=0, description="The position after which to read: 0, or an earlier next_position.")]
-MaxBytes = Annotated[int, Field(ge=1, le=1_048_576, description="Bytes of output to return at most.")]
+MaxBytes = Annotated[int, Field(ge=1, le=MAX_RESULT_BYTES, description="Bytes of output to return at most.")]
 WaitSeconds = Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS, description="Seconds to wait at most.")]
 
 
@@ -105,7 +106,7 @@ def add_to(server: SandboxServer) -> None:
                     workdir=workdir or None,
                     tty=tty,
                     yield_time_ms=yield_time_ms,
-                    max_output_bytes=max_output_bytes,
+                    max_output_bytes=min(max_output_bytes, MAX_RESULT_BYTES),
                 )
             return _output(output, running.process_id)
 
@@ -127,7 +128,10 @@ def add_to(server: SandboxServer) -> None:
             running = place.running.get(session_id, RunningCommand())
             async with _progress(ctx, lambda: running.tail):
                 output = await place.commands.write_stdin(
-                    session_id, chars, yield_time_ms=yield_time_ms, max_output_bytes=max_output_bytes
+                    session_id,
+                    chars,
+                    yield_time_ms=yield_time_ms,
+                    max_output_bytes=min(max_output_bytes, MAX_RESULT_BYTES),
                 )
             return _output(output, process_id)
 

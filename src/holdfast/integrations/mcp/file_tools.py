@@ -12,6 +12,7 @@ from holdfast.errors import InvalidParams, LimitReached, SandboxError
 from holdfast.integrations.mcp.exec_tools import SandboxName
 from holdfast.integrations.mcp.hints import READS, SETS, WRITES
 from holdfast.integrations.mcp.results import (
+    MAX_RESULT_BYTES,
     FileChanged,
     FileContent,
     FileEntry,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.integrations.mcp.server import SandboxServer
 
 KIB: Final = 1024
-#: Bytes of content in one result or one call: far more than a model reads at once, and below the limit of requests.
+#: Characters of content in one call: more than a model writes at once, and below the limit of requests.
 MAX_CONTENT_BYTES: Final = 1024 * KIB
 #: The largest file of which lines are read; its beginning is passed over in pieces.
 MAX_SCANNED_BYTES: Final = 100 * KIB * KIB
@@ -158,7 +159,7 @@ class _LineWindow:
     def feed(self, piece: bytes) -> bool:
         """Take a piece; returns whether the window is full."""
         begin = 0
-        while begin < len(piece) and self._line < self._last and len(self._kept) <= MAX_CONTENT_BYTES:
+        while begin < len(piece) and self._line < self._last and len(self._kept) <= MAX_RESULT_BYTES:
             end = piece.find(b"\n", begin) + 1 or len(piece)
             if self._line >= self._first:
                 self._kept += piece[begin:end]
@@ -168,7 +169,7 @@ class _LineWindow:
         return begin < len(piece)
 
     def content(self, size: int) -> FileContent:
-        data = bytes(self._kept[:MAX_CONTENT_BYTES])
+        data = bytes(self._kept[:MAX_RESULT_BYTES])
         truncated = self._taken < size or len(self._kept) > len(data)
         try:
             # The cut of a long line may have split a character.

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = "holdfast://{sandbox}/processes/{process_id}/log"
 _RECORDING: Final = "holdfast://{sandbox}/terminals/{terminal_id}/recording"
-#: Bytes of a resource: more than a model reads, and below the message limits of clients.
-MAX_RESOURCE_BYTES: Final = 4 * 1024 * 1024
+#: Bytes of a resource: more than a model reads, and below the 1 MiB of a message that clients of the SDK read.
+MAX_RESOURCE_BYTES: Final = 512 * 1024
 
 
 def log_uri(sandbox: str, process_id: str) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import BaseModel, Field
+
+#: Bytes of output or content in a result, which has them twice, as JSON and as text. Clients of the SDK read messages
+#: of at most 1 MiB.
+MAX_RESULT_BYTES: Final = 128 * 1024
 
 
 class CommandOutput(BaseModel):
