@@ -49,9 +49,11 @@ NO_CLUSTER := /etc/postgresql-common/createcluster.d/holdfast.conf
 # Packages of servers start them when they are installed; while this program exists and exits with 101, they do not.
 NO_START := /usr/sbin/policy-rc.d
 
-# Real agents, for the tests of the bridge. Their install scripts are not run. Out of the tree, so that `clean` leaves them.
-AGENTS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/holdfast-agents
-AGENT_LIST := tests/sandbox/agents/package.json
+# Packages of npm: real agents for the tests of the bridge and of `holdfast mcp`, and the conformance suite of MCP.
+# Their install scripts are not run. Out of the tree, so that `clean` leaves them.
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)
+NPM_LISTS := tests/sandbox/agents/package.json:$(CACHE)/holdfast-agents \
+	tests/mcp/conformance/package.json:$(CACHE)/holdfast-mcp-conformance
 
 parts: $(VENV)/installed-dev ## install the engines, agents and databases that tests use, where we can; says what is missing
 	@PATH="$$PATH:/usr/sbin:/sbin"; \
@@ -70,14 +72,17 @@ parts: $(VENV)/installed-dev ## install the engines, agents and databases that t
 			>/dev/null 2>&1 || echo "apt-get could not install all of it"; \
 	fi; \
 	for part in $$(absent); do echo "no $${part%%:*}: the tests that need it are skipped"; done
-	@if cmp -s $(AGENT_LIST) '$(AGENTS)/package.json'; then exit 0; fi; \
-	PATH="$$PATH:$(CURDIR)/$(BIN)"; \
-	new='$(AGENTS)'.$$$$; trap 'rm -rf "$$new"' EXIT; trap 'exit 130' INT TERM; \
-	echo "installing agents for the tests of the bridge (240 MB to fetch, once): $(AGENTS)"; \
-	{ mkdir -p "$$new" && cp $(AGENT_LIST) "$$new" && \
-		timeout 120 npm install --prefix "$$new" --ignore-scripts --no-package-lock --no-audit --no-fund \
-		--fetch-retries 0 && rm -rf '$(AGENTS)' && mv "$$new" '$(AGENTS)'; } >/dev/null 2>&1 || \
-		echo "npm could not install them: the tests that run real agents are skipped"
+	@PATH="$$PATH:$(CURDIR)/$(BIN)"; \
+	for each in $(NPM_LISTS); do \
+		list=$${each%%:*}; place=$${each#*:}; new="$$place.$$$$"; \
+		if cmp -s "$$list" "$$place/package.json"; then continue; fi; \
+		trap 'rm -rf "$$new"' EXIT; trap 'exit 130' INT TERM; \
+		echo "installing the packages of $$list (once): $$place"; \
+		{ mkdir -p "$$new" && cp "$$list" "$$new" && \
+			timeout 120 npm install --prefix "$$new" --ignore-scripts --no-package-lock --no-audit --no-fund \
+			--fetch-retries 0 && rm -rf "$$place" && mv "$$new" "$$place"; } >/dev/null 2>&1 || \
+			echo "npm could not install them: the tests that need them are skipped"; \
+	done
 
 fresh: ## run the demo and all tests in a new minimal Debian root (as root; takes about half an hour)
 	sh tests/support/fresh.sh

@@ -38,6 +38,7 @@ VERBS = {
     "shell": Verb("terminal.shell", "Work in a shell with persistent state, by hand or command by command."),
     "cp": Verb("process.cp", "Copy files and directories to a sandbox or from one."),
     "sandbox": Verb("fleet.sandbox", "Make, list, fork, pause and remove sandboxes."),
+    "mcp": Verb("fleet.mcp", "Serve a sandbox to agents over the Model Context Protocol."),
     "forward": Verb("process.forward", "Make ports of a sandbox reachable on this machine."),
     "serve": Verb("inside.serve", "Run the server."),
     "status": Verb(

@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import codecs
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import itertools
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
+from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.collect import MIB, Collected, HeadTailBuffer
+from holdfast.client.command import kill_now
 from holdfast.client.defaults import StrPath
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
@@ -37,7 +40,7 @@ from holdfast.errors import (
     TransportError,
     UnknownProcess,
 )
-from holdfast.types import Exited, ExitStatus, OutputChunk, OutputGap, Stream, Struct, TerminalSize
+from holdfast.types import Exited, ExitStatus, Lifetime, OutputChunk, OutputGap, Stream, Struct, TerminalSize
 
 #: Bounds of the yield time: below a quarter of a second a model only polls, above half a minute it seems hung.
 MIN_YIELD_MS: Final = 250
@@ -149,15 +152,23 @@ class UnifiedExec:
         *,
         env: Mapping[str, str] | None = None,
         max_sessions: int = MAX_SESSIONS,
+        lifetime: Lifetime = "server",
+        kill_cancelled: bool = False,
+        ids: Iterator[int] | None = None,
     ) -> None:
+        """`lifetime="connection"` ends commands when this client does not reconnect. With `kill_cancelled` a
+        cancelled `exec_command` kills its command. Objects that share `ids` have no session id in common.
+        """
         self._box = box
         self._on_event = on_event
         self._env = env
         self._max_sessions = max_sessions
+        self._lifetime: Lifetime = lifetime
+        self._kill_cancelled = kill_cancelled
+        self._ids = itertools.count(1) if ids is None else ids
         #: In the order of their last use; the first ended one is dropped first.
         self._sessions: dict[int, _Session] = {}
         self._starting = 0
-        self._last_id = 0
         self._shell: str | None = None
 
     async def exec_command(
@@ -181,17 +192,27 @@ class UnifiedExec:
         try:
             argv = await self._argv(cmd)
             process = await self._box.start(
-                argv, cwd=workdir, env=self._env, tty=TerminalSize() if tty else None, stdin="closed", user=user
+                argv,
+                cwd=workdir,
+                env=self._env,
+                tty=TerminalSize() if tty else None,
+                stdin="closed",
+                lifetime=self._lifetime,
+                user=user,
             )
         finally:
             self._starting -= 1
-        self._last_id += 1
-        session = _Session(self._last_id, process, began)
+        session = _Session(next(self._ids), process, began)
         self._sessions[session.session_id] = session
         # No await since the start: a call that is cancelled from here on leaves a watched session.
         session.watcher = asyncio.create_task(self._watch(session))
-        async with session.turn:
-            return await self._window(session, began, yield_time_ms, max_output_bytes)
+        try:
+            async with session.turn:
+                return await self._window(session, began, yield_time_ms, max_output_bytes)
+        except asyncio.CancelledError as cancelled:
+            if self._kill_cancelled:
+                await clean_up_cancelled(self._box.api, kill_now(self._box.api, process.id), cancelled)
+            raise
 
     async def write_stdin(
         self,

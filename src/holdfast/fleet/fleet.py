@@ -101,9 +101,15 @@ class Fleet:
         template = make_template(template, fields)
         record = new_record(template, now=time.time(), lifetime=template.lifetime or LEASE_SECONDS, bound=True)
         box = await self.make(template, record, progress)
-        renewing = None if template.lifetime else asyncio.create_task(self._renew(record))
-        try:
+        async with self._held(box, renew=not template.lifetime):
             yield box
+
+    @asynccontextmanager
+    async def _held(self, box: FleetSandbox, *, renew: bool) -> AsyncIterator[None]:
+        """Renew the lease of a bound sandbox during a block, and remove the sandbox after it."""
+        renewing = asyncio.create_task(self._renew(box.ref.record)) if renew else None
+        try:
+            yield
         finally:
             if renewing is not None:
                 renewing.cancel()
@@ -234,13 +240,31 @@ class Fleet:
         `labels`, `lifetime`, `idle`, `env` and limits can be given anew; the rest is as it was.
         """
         ref = await self.engine.get(id)
-        if fields.keys() & {"image", "root", "files", "setup"}:
-            raise InvalidParams("fork: image, root, files and setup are those of the forked sandbox")
-        template = make_template(ref.record.template, fields)
-        await self.engine.check(template)
         # The record is JSON, which has no infinite lifetime: there, such a sandbox has no expiry.
         usual = math.inf if ref.record.expires_at is None else DEFAULT_LIFETIME
-        record = new_record(template, now=time.time(), lifetime=template.lifetime or usual, fork_of=id)
+        return await self._fork(ref, fields, usual)
+
+    @asynccontextmanager
+    async def forked(self, id: str, **fields: Any) -> AsyncIterator[FleetSandbox]:
+        """A fork for the length of an `async with` block, as `block` makes a sandbox."""
+        ref = await self._fork(await self.engine.get(id), fields, LEASE_SECONDS, bound=True)
+        try:
+            box = await self._connect(ref)
+        except BaseException:
+            await asyncio.shield(self.engine.remove(ref.id))
+            raise
+        async with self._held(box, renew=not ref.record.template.lifetime):
+            yield box
+
+    async def _fork(
+        self, ref: SandboxRef, fields: Mapping[str, Any], usual: float, *, bound: bool = False
+    ) -> SandboxRef:
+        if fields.keys() & {"image", "root", "files", "setup"}:
+            raise InvalidParams("fork: image, root, files and setup are those of the forked sandbox")
+        template = make_template(ref.record.template, dict(fields))
+        await self.engine.check(template)
+        lifetime = template.lifetime or usual
+        record = new_record(template, now=time.time(), lifetime=lifetime, bound=bound, fork_of=ref.id)
         async with self._place():
             return await self.engine.fork(ref, record)
 

@@ -37,51 +37,61 @@ ProcessesOption = Annotated[int | None, typer.Option(metavar="N", help="Processe
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the id only.")]
 
 
+ImageOption = Annotated[
+    str | None, typer.Option(metavar="IMAGE", help="An image; for bwrap the tar of one, by its path.")
+]
+RootOption = Annotated[
+    str | None, typer.Option(metavar="DIR", help="A directory that is its file system; it stays unchanged.")
+]
+NetworkOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="none|host|HOST", help="none, host, or a host that it may reach; may be repeated."),
+]
+EnvOption = Annotated[
+    list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable; K alone passes ours on.")
+]
+UserOption = Annotated[str | None, typer.Option(metavar="USER", help="The user of its commands.")]
+WorkdirOption = Annotated[str | None, typer.Option(metavar="DIR", help="The directory of its commands.")]
+MountOption = Annotated[
+    list[str] | None,
+    typer.Option("--mount", "-v", metavar="SRC:DST", help="Show a path of this machine; :rw makes it writable."),
+]
+FileOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="DST=SRC", help="Copy our file SRC to the path DST inside; may be repeated."),
+]
+SetupOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COMMAND", help="Run this in a shell before it is ready; may be repeated."),
+]
+EngineOptionOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=JSON", help="An option of the engine itself; may be repeated."),
+]
+
+
 def create(
     engine: Annotated[str, typer.Argument(metavar="ENGINE", help="bwrap, docker, podman or local.")],
-    image: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="An image; for bwrap the tar of one, by its path.")
-    ] = None,
-    root: Annotated[
-        str | None, typer.Option(metavar="DIR", help="A directory that is its file system; it stays unchanged.")
-    ] = None,
+    image: ImageOption = None,
+    root: RootOption = None,
     cpus: CpusOption = None,
     memory: MemoryOption = None,
     disk: DiskOption = None,
     processes: ProcessesOption = None,
-    network: Annotated[
-        list[str] | None,
-        typer.Option(metavar="none|host|HOST", help="none, host, or a host that it may reach; may be repeated."),
-    ] = None,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable; K alone passes ours on.")
-    ] = None,
-    user: Annotated[str | None, typer.Option(metavar="USER", help="The user of its commands.")] = None,
-    workdir: Annotated[str | None, typer.Option(metavar="DIR", help="The directory of its commands.")] = None,
-    mount: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--mount", "-v", metavar="SRC:DST", help="Show a path of this machine; :rw makes it writable."
-        ),
-    ] = None,
-    file: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DST=SRC", help="Copy our file SRC to the path DST inside; may be repeated."),
-    ] = None,
-    setup: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COMMAND", help="Run this in a shell before it is ready; may be repeated."),
-    ] = None,
+    network: NetworkOption = None,
+    env: EnvOption = None,
+    user: UserOption = None,
+    workdir: WorkdirOption = None,
+    mount: MountOption = None,
+    file: FileOption = None,
+    setup: SetupOption = None,
     label: LabelOption = None,
     lifetime: LifetimeOption = None,
     idle: IdleOption = None,
     idle_while_running: Annotated[
         bool, typer.Option("--idle-while-running", help="Count it as idle even while processes run in it.")
     ] = False,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=JSON", help="An option of the engine itself; may be repeated."),
-    ] = None,
+    option: EngineOptionOption = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> int:
@@ -90,7 +100,26 @@ def create(
     A sandbox lives for a day unless --lifetime gives another time. A field that the engine cannot honour is an
     error, and nothing is made.
     """
-    fields = {
+    made = made_of(image, root, network, env, user, workdir, mount, file, setup, option)
+    lasting = _lasting(cpus, memory, disk, processes, label, lifetime, idle)
+    fields = given({**made, **lasting, "idle_while_running": idle_while_running})
+    return run_async(_create(engine, fields, quiet, as_json))
+
+
+def made_of(
+    image: str | None,
+    root: str | None,
+    network: Sequence[str] | None,
+    env: Sequence[str] | None,
+    user: str | None,
+    workdir: str | None,
+    mount: Sequence[str] | None,
+    file: Sequence[str] | None,
+    setup: Sequence[str] | None,
+    option: Sequence[str] | None,
+) -> dict[str, Any]:
+    """Return the fields of a template from options; `given` drops those that no option set."""
+    return {
         "image": image,
         "root": root,
         "mounts": mount,
@@ -100,11 +129,8 @@ def create(
         "user": user,
         "workdir": workdir,
         "network": _network(network or ()),
-        "idle_while_running": idle_while_running,
         "options": _options(option or ()),
-        **_lasting(cpus, memory, disk, processes, label, lifetime, idle),
     }
-    return run_async(_create(engine, _given(fields), quiet, as_json))
 
 
 def fork(
@@ -125,7 +151,7 @@ def fork(
     Limits, labels and times that are not given are those of the other sandbox.
     """
     fields = _lasting(cpus, memory, disk, processes, label, lifetime, idle)
-    return run_async(_fork(id, engine or (), _given(fields), quiet, as_json))
+    return run_async(_fork(id, engine or (), given(fields), quiet, as_json))
 
 
 def _lasting(
@@ -148,7 +174,7 @@ def _lasting(
     }
 
 
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
+def given(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields that an option set. A zero stays, so that the template refuses it."""
     return {name: value for name, value in fields.items() if value is not None and value != {}}
 

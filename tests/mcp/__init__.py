@@ -1,0 +1,1 @@
+"""`holdfast mcp`: its tools, its transports, the conformance suite and real clients."""
