@@ -2,7 +2,7 @@
 
 A warm sandbox has its server inside and its channel open. The engine holds the pool's state: warm sandboxes that an
 earlier process of the same pool left behind are found by their record and taken over. One that was ever taken is
-not: a file on this machine, written before a sandbox is handed out, marks it as used.
+not: a file on this machine (`pool_marks`), written before a sandbox is handed out, marks it as used.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -19,10 +18,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from holdfast.client.remote import RemoteExec
 from holdfast.errors import HoldfastError, InvalidParams, ResourceExhausted, SandboxError
-from holdfast.fleet.directories import fleet_directory
 from holdfast.fleet.engine import Engine
 from holdfast.fleet.fleet import Fleet, FleetSandbox
+from holdfast.fleet.pool_marks import KEPT, TAKEN, PoolMarks
 from holdfast.fleet.record import SandboxRef, has_ended, new_record
 from holdfast.fleet.template import Template, make_template
 
@@ -46,13 +46,14 @@ _RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 class PoolStatus(msgspec.Struct, frozen=True):
     """The numbers of a pool, for metrics."""
 
-    warm: int
-    taken: int
-    creating: int
-    waiting: int
-    created_total: int
-    failed_total: int
-    replaced_total: int
+    warm: int = 0
+    #: In use: taken for a block, or kept for longer than the pool.
+    taken: int = 0
+    creating: int = 0
+    waiting: int = 0
+    created_total: int = 0
+    failed_total: int = 0
+    replaced_total: int = 0
 
 
 class Pool:
@@ -82,14 +83,19 @@ class Pool:
         self.fleet = Fleet(engine)
         self.template = make_template(template, fields)
         self.name = name or self.template.hash
-        self._marks = f"{fleet_directory()}/pools"
+        self._marks = PoolMarks(self.fleet.engine.name)
         self._warm_count, self._max, self._reuse = warm, max, reuse
         self._shrink_after, self._health_interval = shrink_after, health_interval
         self._warm: deque[FleetSandbox] = deque()
         self._taken: set[FleetSandbox] = set()
+        #: Ids of sandboxes that are in use and outlive this object (`keep`).
+        self._kept: set[str] = set()
+        #: Ids of sandboxes that the engine could not remove yet.
+        self._unremoved: set[str] = set()
         self._waiting: deque[asyncio.Future[FleetSandbox]] = deque()
         self._making: set[asyncio.Task[None]] = set()
         self._background: list[asyncio.Task[None]] = []
+        self._removing: set[asyncio.Task[None]] = set()
         self._closing = False
         self._last_taken = time.monotonic()
         self._last_error: HoldfastError | None = None
@@ -99,7 +105,6 @@ class Pool:
 
     async def __aenter__(self) -> Pool:
         await self.fleet.engine.check(self.template)
-        os.makedirs(self._marks, mode=0o700, exist_ok=True)
         await self.fleet.prune()
         await self._take_over()
         self._refill()
@@ -113,7 +118,7 @@ class Pool:
         await asyncio.shield(self.aclose())
 
     async def aclose(self) -> None:
-        """Remove every sandbox of the pool, those in use included."""
+        """Remove every sandbox of the pool, those in use included, except those that `keep` was called for."""
         self._closing = True
         for waiter in self._waiting:
             if not waiter.done():
@@ -122,6 +127,8 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._removing:
+            await asyncio.wait(set(self._removing))
         boxes = [*self._warm, *self._taken]
         self._warm.clear()
         self._taken.clear()
@@ -132,7 +139,7 @@ class Pool:
     def status(self) -> PoolStatus:
         return PoolStatus(
             warm=len(self._warm),
-            taken=len(self._taken),
+            taken=len(self._taken) + len(self._kept),
             creating=len(self._making),
             waiting=sum(not each.done() for each in self._waiting),
             created_total=self._created,
@@ -152,18 +159,23 @@ class Pool:
     @asynccontextmanager
     async def take(self, *, timeout: float = TAKE_SECONDS) -> AsyncIterator[FleetSandbox]:
         """A sandbox for an `async with` block; `ResourceExhausted` if none is free within `timeout` seconds."""
-        box = await self._next(timeout)
+        box = await self.acquire(timeout=timeout)
         try:
             yield box
         finally:
-            await asyncio.shield(self._give_back(box))
+            await asyncio.shield(self.give_back(box))
 
-    async def _next(self, timeout: float) -> FleetSandbox:
+    async def acquire(self, *, timeout: float = TAKE_SECONDS) -> FleetSandbox:
+        """Take a sandbox without a block: `give_back` or `keep` follows."""
         if self._closing or not self._background:
             raise InvalidParams(f"pool {self.name}: not open; use `async with`")
         self._last_taken = time.monotonic()
-        if self._warm and not self._waiting:
+        while self._warm and not self._waiting:
             box = self._warm.popleft()
+            if not _is_connected(box):
+                # Its engine or its server has ended since the last check.
+                self._replace(box, "its connection is lost")
+                continue
             self._mark_taken(box)
             self._refill()
             return box
@@ -178,7 +190,7 @@ class Pool:
             why = f": {self._last_error}" if self._last_error is not None else ""
             raise ResourceExhausted(
                 f"pool {self.name}: no sandbox within {timeout:g} s; "
-                f"{len(self._taken)} of {self._max} are in use{why}"
+                f"{self.status.taken} of {self._max} are in use{why}"
             ) from self._last_error
         except asyncio.CancelledError:
             self._stop_waiting(waiter)
@@ -192,7 +204,29 @@ class Pool:
             self._taken.discard(waiter.result())
             self._hand_out(waiter.result())
 
-    async def _give_back(self, box: FleetSandbox) -> None:
+    async def keep(self, box: FleetSandbox, lifetime: float) -> None:
+        """Let a sandbox that was acquired outlive this pool, for `lifetime` seconds from now on.
+
+        The caller closes and removes the sandbox, and then calls `forget`; until then it counts as in use. A later
+        pool of the same name counts it, too, and leaves it alone.
+        """
+        await self.fleet.engine.extend(box.ref.id, time.time() + lifetime)
+        self._marks.put(box.ref.id, KEPT)
+        self._taken.discard(box)
+        self._kept.add(box.ref.id)
+
+    def forget(self, id: str) -> None:
+        """Make room for another sandbox after a kept one was removed."""
+        if id in self._kept:
+            self._kept.discard(id)
+            self._marks.clear(id)
+            self._refill()
+
+    def has(self, id: str) -> bool:
+        """Whether a sandbox with this id belongs to the pool at this moment."""
+        return id in self._kept or any(box.ref.id == id for box in (*self._warm, *self._taken))
+
+    async def give_back(self, box: FleetSandbox) -> None:
         """Remove a used sandbox, or reset it to the template; then make room for the next caller."""
         fresh: FleetSandbox | None = None
         if self._reuse == "reset" and not self._closing:
@@ -204,8 +238,9 @@ class Pool:
         if fresh is None:
             await self._remove(box)
         self._taken.discard(box)
+        self._kept.discard(box.ref.id)
         if fresh is not None:
-            self._unmark(fresh.ref.id)
+            self._marks.clear(fresh.ref.id)
             self._hand_out(fresh)
         self._refill()
 
@@ -217,7 +252,8 @@ class Pool:
             return
         waiting = sum(not each.done() for each in self._waiting)
         wanted = self._warm_count + waiting - len(self._warm) - len(self._making)
-        room = self._max - len(self._warm) - len(self._making) - len(self._taken)
+        in_use = len(self._taken) + len(self._kept) + len(self._removing) + len(self._unremoved)
+        room = self._max - len(self._warm) - len(self._making) - in_use
         for _ in range(min(wanted, room)):
             task = asyncio.create_task(self._make())
             self._making.add(task)
@@ -262,45 +298,57 @@ class Pool:
         with contextlib.suppress(HoldfastError):
             await box.aclose()
         try:
-            await self.fleet.remove(box.ref.id)
-            self._unmark(box.ref.id)
+            await self._remove_id(box.ref.id)
         except HoldfastError as error:
-            # The lease is not renewed any more: the sandbox is pruned when it expires.
+            # Removed with the next check; without this process, when its lease has expired.
+            self._unremoved.add(box.ref.id)
             log.warning("pool %s: %s could not be removed: %s", self.name, box.ref.id, error)
+
+    async def _remove_id(self, id: str) -> None:
+        await self.fleet.remove(id)
+        self._marks.clear(id)
+
+    def _replace(self, box: FleetSandbox, why: str) -> None:
+        """Remove a warm sandbox that is out of order, in the background; another one is made."""
+        self._replaced += 1
+        log.warning("pool %s: %s is replaced: %s", self.name, box.ref.id, why)
+        task = asyncio.create_task(self._remove(box))
+        self._removing.add(task)
+        task.add_done_callback(self._removed)
+
+    def _removed(self, task: asyncio.Task[None]) -> None:
+        self._removing.discard(task)
+        self._refill()
 
     # --- in the background ---------------------------------------------------------------------------------------
 
     async def _take_over(self) -> None:
         """Connect to warm sandboxes of this pool whose maker has ended, and remove its used ones."""
-        refs = [ref for ref in await self.fleet.list() if self._is_abandoned(ref)]
+        marked = self._marks.all()  # before the list: the sandbox of a mark that is in neither has been removed
+        refs = await self.fleet.list()
+        self._marks.clear(*(marked - {ref.id for ref in refs}))
         for ref in refs:
+            if not self._is_abandoned(ref):
+                continue
+            mark = self._marks.get(ref.id)
+            if mark == KEPT and ref.state != "ended":
+                self._kept.add(ref.id)
+                continue
             usable = ref.state == "running" and ref.record.template_hash == self.template.hash
-            if usable and not self._is_marked(ref.id) and len(self._warm) < self._warm_count:
+            if usable and mark is None and len(self._warm) < self._warm_count:
                 try:
                     self._warm.append(await self.fleet.connect(ref.id, reconnect_deadline=0.0))
                     continue
                 except HoldfastError as error:
                     log.info("pool %s: %s is not usable: %s", self.name, ref.id, error)
-            await self.fleet.remove(ref.id)
-            self._unmark(ref.id)
+            await self._remove_id(ref.id)
 
     def _is_abandoned(self, ref: SandboxRef) -> bool:
         return ref.record.pool == self.name and has_ended(ref.record.owner)
 
     def _mark_taken(self, box: FleetSandbox) -> None:
         self._taken.add(box)
-        with open(self._mark(box.ref.id), "w"):
-            pass
-
-    def _is_marked(self, id: str) -> bool:
-        return os.path.exists(self._mark(id))
-
-    def _unmark(self, id: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._mark(id))
-
-    def _mark(self, id: str) -> str:
-        return f"{self._marks}/{id}"
+        self._marks.put(box.ref.id, TAKEN)
 
     async def _renew(self) -> None:
         """Extend the leases of all sandboxes while this process lives; remove warm ones that are not needed."""
@@ -321,21 +369,41 @@ class Pool:
         """Call every warm sandbox now and then, and replace those that do not reply."""
         while True:
             await asyncio.sleep(self._health_interval)
-            for box in tuple(self._warm):
-                try:
-                    async with asyncio.timeout(HEALTH_REPLY_SECONDS):
-                        await box.status()
-                    self._check_age(box)
-                except (HoldfastError, TimeoutError) as error:
-                    if box in self._warm:
-                        self._warm.remove(box)
-                        self._replaced += 1
-                        log.warning("pool %s: %s is replaced: %s", self.name, box.ref.id, error or "no reply")
-                        await self._remove(box)
-                        self._refill()
+            await self._settle()
+            await asyncio.gather(*(self._check(box) for box in self._warm))
+
+    async def _check(self, box: FleetSandbox) -> None:
+        try:
+            async with asyncio.timeout(HEALTH_REPLY_SECONDS):
+                await box.status()
+            self._check_age(box)
+        except (HoldfastError, TimeoutError) as error:
+            if box in self._warm:
+                self._warm.remove(box)
+                self._replace(box, str(error) or "no reply")
+
+    async def _settle(self) -> None:
+        """Remove again what could not be removed, and forget kept sandboxes that another process has removed."""
+        if not self._unremoved and not self._kept:
+            return
+        try:
+            present = {ref.id for ref in await self.fleet.list()}
+            for id in tuple(self._unremoved):
+                await self._remove_id(id)
+                self._unremoved.discard(id)
+        except HoldfastError as error:
+            log.warning("pool %s: the engine does not answer: %s", self.name, error)
+            return
+        for id in self._kept - present:
+            self.forget(id)
+        self._refill()
 
     def _check_age(self, box: FleetSandbox) -> None:
         """Raise `SandboxError` if less than half of a sandbox's lifetime is left."""
         lifetime = self.template.lifetime
         if lifetime is not None and time.time() - box.ref.created_at > lifetime / 2:
             raise SandboxError(f"half of its lifetime of {lifetime:g} s is over")
+
+
+def _is_connected(box: FleetSandbox) -> bool:
+    return not isinstance(box.api, RemoteExec) or box.api.connection.connected
