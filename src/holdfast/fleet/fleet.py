@@ -18,7 +18,15 @@ from typing import Any, Final
 
 from holdfast.client.remote import RemoteExec
 from holdfast.client.sandbox import RECONNECT_DEADLINE, Sandbox
-from holdfast.errors import HoldfastError, InvalidParams, SandboxError, SandboxGone
+from holdfast.errors import (
+    CommandNotFound,
+    CwdNotFound,
+    HoldfastError,
+    InvalidParams,
+    NotExecutable,
+    SandboxError,
+    SandboxGone,
+)
 from holdfast.exec_api import ExecApi
 from holdfast.fleet.egress import EgressOffer
 from holdfast.fleet.engine import Activity, Engine, Progress, make_engine
@@ -39,6 +47,8 @@ MAX_CREATES: Final = 20
 PRUNE_SECONDS: Final = 60.0
 #: How long a sandbox without a reply may take to report its use.
 ACTIVITY_SECONDS: Final = 10.0
+#: For the first command of a warm sandbox; it takes milliseconds, and seconds on an engine under load.
+WARM_UP_SECONDS: Final = 30.0
 SETUP_OUTPUT_CHARACTERS: Final = 2_000
 
 
@@ -59,6 +69,24 @@ class FleetSandbox(Sandbox):
         super().__init__(api, user=user, cwd=cwd, env=env)
         self.ref = ref
         self._egress = egress
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the channel to the server in the sandbox is up at this moment."""
+        return not isinstance(self.api, RemoteExec) or self.api.connection.connected
+
+    async def warm_up(self) -> None:
+        """Run a first command, before a caller waits for one.
+
+        It costs a server several times as much as later ones, and its end shows that the sandbox can run processes.
+        An image without `true` has to do without.
+        """
+        try:
+            async with asyncio.timeout(WARM_UP_SECONDS):
+                with contextlib.suppress(CommandNotFound, NotExecutable, CwdNotFound):
+                    await self.exec(["true"])
+        except TimeoutError:
+            raise SandboxError(f"{self.ref.id}: `true` has not ended within {WARM_UP_SECONDS:g} s") from None
 
     async def aclose(self) -> None:
         try:

@@ -63,12 +63,12 @@ class Zygote:
     def _boot(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
+            privileged = "yes" if os.geteuid() == 0 else "no"
             command = [
                 *self_exec.in_bundle(jail_launch.SERVER),
-                *("-m", "holdfast.fleet.jail_zygote", str(theirs.fileno())),
+                *("-m", "holdfast.fleet.jail_zygote", str(theirs.fileno()), privileged),
             ]
             directory = os.path.dirname(os.path.abspath(jail_launch.__file__))
-            privileged = "yes" if os.geteuid() == 0 else "no"
             try:
                 subprocess.run(
                     [*self_exec.command(), "-I", "-S", "-c", _BOOT, directory, self._tree, privileged, *command],

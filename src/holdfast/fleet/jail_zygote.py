@@ -2,7 +2,8 @@
 
 Starting Python and importing the server takes ten times as long as making a jail. A zygote does both once for each
 maker, in the bundle's own Python and at the path that the bundle has in jails; a jail's server is then a fork of it
-that enters the jail's namespaces. The zygote runs with an empty environment, holds no secrets, and ends with its
+that enters the jail's namespaces. The process that makes the next jail is forked in advance and has its namespaces
+before the request arrives. The zygote runs with an empty environment, holds no secrets, and ends with its
 maker. In a jail, bubblewrap's child is `cat` on a FIFO: it holds the namespaces until the keeper ends.
 """
 
@@ -48,21 +49,48 @@ _CAPABILITY_VERSION: Final = 0x2008_0522
 _LAST_CAPABILITY: Final = 63
 
 
-def main(fd: int) -> None:
-    """Serve the requests of one maker until it ends."""
+def main(fd: int, *, privileged: bool) -> None:
+    """Serve the requests of one maker until it ends. `privileged`: the maker is root of the machine."""
     requests = socket.socket(fileno=fd)
     with contextlib.suppress(HoldfastError, OSError):  # only the first calls of a jail would be slower
         asyncio.run(warm_up())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     gc.collect()
     gc.freeze()
-    while (request := _receive(requests)) is not None:
-        spec, descriptors = request
-        if os.fork() == 0:
-            requests.close()
-            _in_child(_start, spec, descriptors)
-        for each in descriptors:
-            os.close(each)
+    while _fork_next(requests, privileged=privileged):
+        pass
+
+
+def _fork_next(requests: socket.socket, *, privileged: bool) -> bool:
+    """Fork the process that makes the next jail, and return once it has a request; False if it ended without."""
+    begun, begun_inside = os.pipe()
+    if os.fork() == 0:
+        os.close(begun)
+        _in_child(_serve_next, requests, begun_inside, privileged)
+    os.close(begun_inside)
+    try:
+        return bool(os.read(begun, 1))
+    finally:
+        os.close(begun)
+
+
+def _serve_next(requests: socket.socket, begun: int, privileged: bool) -> None:
+    """Prepare namespaces, receive one request, and make its jail."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    prepared: int | OSError | None = None
+    if privileged:
+        try:
+            prepared = jail_launch.unshare_as_root()
+        except OSError as error:
+            prepared = error  # reported to the maker, which has not sent its log yet
+    request = _receive(requests)
+    if request is None:
+        return
+    os.write(begun, b".")
+    os.close(begun)
+    requests.close()
+    _start(*request, prepared)
 
 
 async def warm_up() -> None:
@@ -105,21 +133,21 @@ def _in_child(work: Any, *arguments: Any) -> NoReturn:
         os._exit(code)
 
 
-def _start(spec: dict[str, Any], descriptors: list[int]) -> None:
-    """Make one jail and leave its server running in it."""
+def _start(spec: dict[str, Any], descriptors: list[int], prepared: int | OSError | None) -> None:
+    """Make one jail and leave its server running in it. `prepared` is the user namespace of a privileged maker."""
     lock, _, listener, log, ready, process_file = descriptors
     # Programs in the jail can take descriptors from bubblewrap's child: a directory of the host would lead out.
     for each in descriptors:
         os.set_inheritable(each, False)
-    os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     for group in spec["cgroups"]:
         jail_launch.write(f"{jail_launch.host_path(group)}/cgroup.procs", str(os.getpid()))
-    if spec["privileged"]:
-        jail_launch.prepare_as_root(spec)
+    if isinstance(prepared, OSError):
+        raise prepared
+    if prepared is not None:
+        jail_launch.prepare_as_root(spec, prepared)
     else:
         jail_launch.prepare_as_user(spec)
     if not spec["user_namespaces"]:
@@ -129,14 +157,12 @@ def _start(spec: dict[str, Any], descriptors: list[int]) -> None:
     signal.alarm(START_SECONDS)
     arguments = [spec["program"], *spec["arguments"], "--sync-fd", str(lock), "--", *spec["holder"]]
     messages = os.open(f"{jail_launch.STAGE}/log", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-    outer = os.fork()
-    if outer == 0:
-        signal.alarm(0)
-        # Not the log of the host: programs in the jail can take the descriptors of bubblewrap's child.
-        for target in (1, 2):
-            os.dup2(messages, target)
-        os.set_inheritable(lock, True)
-        os.execve(spec["program"], arguments, {"PATH": os.defpath})
+    # Not the log of the host: programs in the jail can take the descriptors of bubblewrap's child.
+    files = [(os.POSIX_SPAWN_DUP2, messages, target) for target in (1, 2)]
+    os.set_inheritable(lock, True)
+    # Without a copy of this process's page tables, which costs as much as bubblewrap's namespaces.
+    outer = os.posix_spawn(spec["program"], arguments, {"PATH": os.defpath}, file_actions=files)
+    os.set_inheritable(lock, False)
     with open(f"/proc/{outer}/stat", "rb") as stat:
         started = stat.read().rpartition(b")")[2].split()[19].decode()
     os.write(process_file, f"{outer} {started}".encode())
@@ -243,4 +269,4 @@ def close_all_but(kept: set[int | None]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), privileged=sys.argv[2] == "yes")

@@ -158,7 +158,6 @@ class JailEngine(DirectoryEngine):
             stack.callback(os.close, process_file)
             mounts, arguments = self._mounts(template, lower, str(tree))
             spec = {
-                "privileged": os.geteuid() == 0,
                 "cgroups": groups,
                 "stage": f"{directory.path}/stage",
                 "files": f"{directory.path}/files",

@@ -18,12 +18,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from holdfast.client.remote import RemoteExec
 from holdfast.errors import HoldfastError, InvalidParams, ResourceExhausted, SandboxError
 from holdfast.fleet.engine import Engine
 from holdfast.fleet.fleet import Fleet, FleetSandbox
 from holdfast.fleet.pool_marks import KEPT, TAKEN, PoolMarks
-from holdfast.fleet.record import SandboxRef, has_ended, new_record
+from holdfast.fleet.record import Record, SandboxRef, has_ended, new_record
 from holdfast.fleet.template import Template, make_template
 
 log = logging.getLogger(__name__)
@@ -39,6 +38,8 @@ HEALTH_REPLY_SECONDS: Final = 10.0
 SHRINK_SECONDS: Final = 600.0
 #: The lease of a pool's sandbox, renewed while the pool is open: how long a restarted pool can take it over.
 POOL_LEASE_SECONDS: Final = 600.0
+#: A caller of a warm sandbox runs its first command within this time.
+REFILL_SECONDS: Final = 0.01
 #: Waits between attempts to make a sandbox while the engine fails.
 _RETRY_SECONDS: Final = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 
@@ -96,6 +97,7 @@ class Pool:
         self._making: set[asyncio.Task[None]] = set()
         self._background: list[asyncio.Task[None]] = []
         self._removing: set[asyncio.Task[None]] = set()
+        self._refilling: asyncio.TimerHandle | None = None
         self._closing = False
         self._last_taken = time.monotonic()
         self._last_error: HoldfastError | None = None
@@ -123,6 +125,7 @@ class Pool:
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_exception(ResourceExhausted(f"pool {self.name}: closed"))
+        self._refill()  # cancels a pending one
         tasks = [*self._background, *self._making]
         for task in tasks:
             task.cancel()
@@ -172,12 +175,12 @@ class Pool:
         self._last_taken = time.monotonic()
         while self._warm and not self._waiting:
             box = self._warm.popleft()
-            if not _is_connected(box):
+            if not box.is_connected:
                 # Its engine or its server has ended since the last check.
                 self._replace(box, "its connection is lost")
                 continue
             self._mark_taken(box)
-            self._refill()
+            self._refill_soon()
             return box
         waiter: asyncio.Future[FleetSandbox] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
@@ -233,7 +236,9 @@ class Pool:
             try:
                 await box.aclose()
                 fresh = await self.fleet.reset(box.ref.id, self.template)
+                await fresh.warm_up()
             except HoldfastError as error:
+                fresh = None
                 log.warning("pool %s: %s could not be reset: %s", self.name, box.ref.id, error)
         if fresh is None:
             await self._remove(box)
@@ -248,6 +253,9 @@ class Pool:
 
     def _refill(self) -> None:
         """Start as many creations as the warm count and the waiting callers need, within `max`."""
+        if self._refilling is not None:
+            self._refilling.cancel()
+            self._refilling = None
         if self._closing:
             return
         waiting = sum(not each.done() for each in self._waiting)
@@ -258,6 +266,11 @@ class Pool:
             task = asyncio.create_task(self._make())
             self._making.add(task)
             task.add_done_callback(self._made)
+
+    def _refill_soon(self) -> None:
+        """Refill a moment later: the first command of the caller goes before the next sandbox."""
+        if self._refilling is None:
+            self._refilling = asyncio.get_running_loop().call_later(REFILL_SECONDS, self._refill)
 
     def _made(self, task: asyncio.Task[None]) -> None:
         self._making.discard(task)
@@ -270,7 +283,7 @@ class Pool:
             lifetime = self.template.lifetime or POOL_LEASE_SECONDS
             record = new_record(self.template, now=time.time(), lifetime=lifetime, pool=self.name)
             try:
-                box = await self.fleet.make(self.template, record)
+                box = await self._make_warm(record)
             except HoldfastError as error:
                 self._failed += 1
                 self._last_error = error
@@ -283,6 +296,15 @@ class Pool:
                 self._last_error = None
                 self._hand_out(box)
                 return
+
+    async def _make_warm(self, record: Record) -> FleetSandbox:
+        box = await self.fleet.make(self.template, record)
+        try:
+            await box.warm_up()
+        except BaseException:
+            await asyncio.shield(self._remove(box))
+            raise
+        return box
 
     def _hand_out(self, box: FleetSandbox) -> None:
         """Give a new sandbox to the caller that has waited longest, or keep it warm."""
@@ -403,7 +425,3 @@ class Pool:
         lifetime = self.template.lifetime
         if lifetime is not None and time.time() - box.ref.created_at > lifetime / 2:
             raise SandboxError(f"half of its lifetime of {lifetime:g} s is over")
-
-
-def _is_connected(box: FleetSandbox) -> bool:
-    return not isinstance(box.api, RemoteExec) or box.api.connection.connected
