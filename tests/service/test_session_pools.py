@@ -225,4 +225,4 @@ async def test_pools_follow_the_rules_and_name_the_error_of_their_engine(
     assert [ref.id for ref in await pool.fleet.list()] == [box.ref.id]
     await pool.give_back(box)
     await pools.stop()
-    assert list(directory.glob("*/holdfast-*")) == []  # noqa: ASYNC240 - files of our own
+    assert list(directory.glob("*/holdfast-*")) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import functools
 import json
@@ -92,8 +93,10 @@ class Zygote:
 
 @functools.cache
 def zygote(tree: str) -> Zygote:
-    """The zygote of this process for one bundle."""
-    return Zygote(tree)
+    """The zygote of this process for one bundle; it ends with this process."""
+    made = Zygote(tree)
+    atexit.register(made.close)
+    return made
 
 
 def server_bundle() -> Bundle:

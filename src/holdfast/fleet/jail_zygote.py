@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import fcntl
 import gc
-import itertools
 import json
 import os
 import signal
@@ -28,6 +27,7 @@ from typing import Any, Final, NoReturn
 from holdfast.config import load_config
 from holdfast.errors import HoldfastError
 from holdfast.fleet import jail_launch
+from holdfast.fleet.forking_keeper import ForkingKeeper, close_all_but, in_child
 from holdfast.launch import self_exec
 from holdfast.runtime.durability import keeper
 from holdfast.runtime.local import LocalExec
@@ -66,7 +66,7 @@ def _fork_next(requests: socket.socket, *, privileged: bool) -> bool:
     begun, begun_inside = os.pipe()
     if os.fork() == 0:
         os.close(begun)
-        _in_child(_serve_next, requests, begun_inside, privileged)
+        in_child(_serve_next, requests, begun_inside, privileged)
     os.close(begun_inside)
     try:
         return bool(os.read(begun, 1))
@@ -122,17 +122,6 @@ def _receive(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None
     return json.loads(body), list(descriptors)
 
 
-def _in_child(work: Any, *arguments: Any) -> NoReturn:
-    code = 1
-    try:
-        work(*arguments)
-        code = 0
-    except OSError as error:
-        os.write(2, f"jail: {error.strerror or error}\n".encode())
-    finally:
-        os._exit(code)
-
-
 def _start(spec: dict[str, Any], descriptors: list[int], prepared: int | OSError | None) -> None:
     """Make one jail and leave its server running in it. `prepared` is the user namespace of a privileged maker."""
     lock, _, listener, log, ready, process_file = descriptors
@@ -179,7 +168,7 @@ def _start(spec: dict[str, Any], descriptors: list[int], prepared: int | OSError
     for namespace in namespaces:
         jail_launch.call("setns", namespace, 0)
     if os.fork() == 0:  # a member of the jail's pid namespace
-        _in_child(_keep, spec, listener, ready, hold, log)
+        in_child(_keep, spec, listener, ready, hold, log)
 
 
 def _jail_ended(*_: object) -> NoReturn:
@@ -215,33 +204,6 @@ def copy_tail(source: int, target: int) -> None:
     os.write(target, os.pread(source, LOG_TAIL_BYTES, start))
 
 
-class ForkingKeeper(keeper.Keeper):
-    """A keeper whose first server is a fork of this process; a later one is started as usual."""
-
-    _has_forked = False
-
-    def _spawn(self, command: list[str]) -> int:
-        if self._has_forked:
-            return super()._spawn(command)
-        self._has_forked = True
-        pid = os.fork()
-        if pid == 0:
-            _in_child(self._serve, command)
-        return pid
-
-    def _serve(self, command: list[str]) -> None:
-        signal.set_wakeup_fd(-1)
-        for number in (*keeper.STOPPING, keeper.BELL, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        options = list(itertools.pairwise(command))
-        listen = [value for name, value in options if name == "--listen"]
-        kept = next(int(value) for name, value in options if name == "--kept")
-        ready = next(int(value) for name, value in options if name == "--ready-fd")
-        adopted = {int(address.removeprefix("fd:")) for address in listen if address.startswith("fd:")}
-        close_all_but({0, 1, 2, kept, ready, *adopted})
-        os._exit(app.run_server(load_config(), listen, ready_fd=ready, keeper_fd=kept))
-
-
 def drop_capabilities(kept: list[int]) -> None:
     """Keep these capabilities and give all others up for good; no program gets any by being executed."""
     libc = jail_launch.libc
@@ -257,15 +219,6 @@ def drop_capabilities(kept: list[int]) -> None:
         raise OSError(ctypes.get_errno(), "capset")
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == -1:
         raise OSError(ctypes.get_errno(), "no_new_privs")
-
-
-def close_all_but(kept: set[int | None]) -> None:
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
-            try:
-                os.close(int(name))
-            except OSError:
-                continue  # the descriptor of the listing itself
 
 
 if __name__ == "__main__":
