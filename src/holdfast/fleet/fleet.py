@@ -30,7 +30,7 @@ from holdfast.errors import (
 from holdfast.exec_api import ExecApi
 from holdfast.fleet.egress import EgressOffer
 from holdfast.fleet.engine import Activity, Engine, Progress, make_engine
-from holdfast.fleet.record import Record, Refs, SandboxRef, has_ended, new_record
+from holdfast.fleet.record import Record, Refs, SandboxRef, has_ended, is_alive, new_record
 from holdfast.fleet.template import Template, make_template
 
 log = logging.getLogger(__name__)
@@ -298,7 +298,9 @@ class Fleet:
 
     async def _is_over(self, ref: SandboxRef) -> bool:
         if ref.expires_at is not None and ref.expires_at <= time.time():
-            return True
+            # The lease of a maker that runs here is not over: the clock was set forward, or the maker was stopped.
+            is_lease = ref.record.bound and ref.record.template.lifetime is None
+            return not (is_lease and is_alive(ref.record.owner))
         if ref.record.bound and has_ended(ref.record.owner):
             return True
         idle = ref.record.template.idle
