@@ -122,6 +122,7 @@ integrations-all: $(VENV)/installed-dev parts integrations ## run all suites of 
 faults: $(VENV)/installed-dev parts ## five minutes of kills, stops and cuts, then the faults of sandboxes and 200 MB each way; nothing may be lost
 	$(BIN)/python -m tests.faults --seconds 300 $(FAULTS)
 	$(BIN)/python -m pytest tests/sandbox/test_sandbox_faults.py
+	HOLDFAST_LONGER_FAULTS=yes $(BIN)/python -m pytest -n0 -s tests/sandbox/test_fleet_faults.py tests/sandbox/test_fleet_restarts.py
 	HOLDFAST_INTERRUPTED_SESSIONS=1000 $(BIN)/python -m pytest tests/service/test_interrupted_input.py
 	$(BIN)/python -m bench.every_byte
 

@@ -6,6 +6,7 @@ upper case), a flag of `holdfast serve`. A test checks that `docs/settings.md` l
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, get_type_hints
@@ -209,9 +210,15 @@ def _parse(kind: type[msgspec.Struct], data: bytes, path: str) -> dict[str, Any]
     return values
 
 
+@functools.cache
+def _types_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The type of each field. Resolving the annotations takes longer than all the rest of a load."""
+    return get_type_hints(kind)
+
+
 def _from_environment(kind: type[msgspec.Struct], prefix: str, environ: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for name, type_ in get_type_hints(kind).items():
+    for name, type_ in _types_of(kind).items():
         variable = f"{prefix}{name.upper()}"
         if name.startswith("_") or variable not in environ:
             continue

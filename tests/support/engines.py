@@ -97,29 +97,55 @@ class ContainerEngine:
         self("rm", "--force", "--volumes", name)
 
 
-@contextlib.contextmanager
-def docker_engine() -> Iterator[ContainerEngine]:
-    """A Docker daemon of our own. `DOCKER_HOST` points at it meanwhile."""
-    need("docker", "dockerd", "containerd", "runc", "setpriv", "unshare", "tar")
-    with _directory() as directory, _cgroup_parent() as cgroup:
-        path = os.path.join(directory, "docker.sock")
-        command = [
+class DockerDaemon(ContainerEngine):
+    """A Docker daemon with a directory of its own; it can be killed and started again with its data."""
+
+    def __init__(self, directory: str, cgroup: str, data: str) -> None:
+        super().__init__("docker")
+        self.directory = directory
+        self.socket = os.path.join(directory, "docker.sock")
+        self._command = [
             *_ALONE,
-            *("dockerd", "--host", f"unix://{path}", "--pidfile", f"{directory}/pid"),
-            *("--data-root", f"{directory}/data", "--exec-root", f"{directory}/exec"),
+            *("dockerd", "--host", f"unix://{self.socket}", "--pidfile", f"{directory}/pid"),
+            *("--data-root", data, "--exec-root", f"{directory}/exec"),
             *("--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=vfs"),
             *("--cgroup-parent", cgroup),
         ]
-        with _running(command, directory) as process, _variables(DOCKER_HOST=f"unix://{path}"):
-            _await_socket(path, process, directory)
-            run(["docker", "version"])
-            engine = ContainerEngine("docker", process)
-            try:
-                yield engine
-            finally:
-                # While the engine lives, it takes the cgroups of its containers away; it is killed afterwards.
-                if process.poll() is None and (names := engine("ps", "--all", "--quiet").split()):
-                    engine("rm", "--force", "--volumes", *names)
+        self._running = contextlib.ExitStack()
+
+    def start(self) -> None:
+        """Start the daemon. It ends with the thread that calls this (`PR_SET_PDEATHSIG`)."""
+        for name in ("docker.sock", "pid"):
+            Path(self.directory, name).unlink(missing_ok=True)
+        # Containers of a killed daemon have ended with it, and so has its containerd, with its records of them.
+        shutil.rmtree(f"{self.directory}/exec", ignore_errors=True)
+        self.process = self._running.enter_context(_running(self._command, self.directory))
+        _await_socket(self.socket, self.process, self.directory)
+
+    def kill(self) -> None:
+        """Kill the daemon and everything that it runs."""
+        self._running.close()
+
+
+@contextlib.contextmanager
+def docker_engine(data: str | None = None) -> Iterator[DockerDaemon]:
+    """A Docker daemon of our own, with its data in `data` if given. `DOCKER_HOST` points at it meanwhile."""
+    need("docker", "dockerd", "containerd", "runc", "setpriv", "unshare", "tar")
+    with _directory() as directory, _cgroup_parent() as cgroup:
+        engine = DockerDaemon(directory, cgroup, data or f"{directory}/data")
+        try:
+            engine.start()
+            with _variables(DOCKER_HOST=f"unix://{engine.socket}"):
+                run(["docker", "version"])
+                try:
+                    yield engine
+                finally:
+                    # While the engine lives, it takes the cgroups of its containers away; it is killed afterwards.
+                    alive = engine.process is not None and engine.process.poll() is None
+                    if alive and (names := engine("ps", "--all", "--quiet").split()):
+                        engine("rm", "--force", "--volumes", *names)
+        finally:
+            engine.kill()
 
 
 @contextlib.contextmanager

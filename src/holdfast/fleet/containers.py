@@ -20,6 +20,7 @@ import msgspec
 from holdfast.errors import InvalidParams, SandboxError, SandboxGone
 from holdfast.exec_api import ExecApi
 from holdfast.fleet.engine import Engine, Progress, make_ref
+from holdfast.fleet.pulling import pull
 from holdfast.fleet.record import (
     Record,
     Refs,
@@ -32,7 +33,7 @@ from holdfast.fleet.record import (
     is_id,
 )
 from holdfast.fleet.template import Template
-from holdfast.sandboxes.containers import Container
+from holdfast.sandboxes.containers import FIRST_PROCESS, Container
 from holdfast.sandboxes.host_command import Outcome, run_host_command
 from holdfast.sandboxes.install.bundle import Bundle, bundle
 from holdfast.sandboxes.install.unpacking import keep_tree, unpacked
@@ -58,23 +59,6 @@ LISTING_BYTES: Final = 64 * 1024 * 1024
 #: Ids of one `inspect`: a command line has its limits.
 INSPECT_COUNT: Final = 500
 
-#: The first process of a container: it starts the server, reaps orphans, and ends on SIGTERM.
-_FIRST_PROCESS: Final = """
-import os, signal, sys
-signals = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
-signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-command = sys.argv[1:]
-null = os.open(os.devnull, os.O_RDWR)
-files = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
-os.posix_spawn(command[0], command, os.environ, file_actions=files, setsigmask=())
-while signal.sigwait(signals) == signal.SIGCHLD:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
-"""
-
 _NO_IMAGE: Final = re.compile(
     r"[Nn]o such image|image not known|Unable to find image|does not exist locally|unable to find"
 )
@@ -98,6 +82,9 @@ class ContainerEngine(Engine):
     #: memory; `server_as_root`: the server runs as root and commands as the template's user, or that of the image,
     #: so that a call may name any user; `arguments`: further options of `docker run`.
     options: ClassVar = frozenset({"pull", "read_only", "server_as_root", "arguments"})
+
+    #: Options of `commit` that stop the container's processes meanwhile; Docker does so by default.
+    _pause_at_commit: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, *, program: str | None = None) -> None:
         self.program = program or self.name
@@ -168,7 +155,6 @@ class ContainerEngine(Engine):
         self, verb: Sequence[str], template: Template, record: Record, chosen: Bundle, image: str
     ) -> Outcome:
         loader, *rest = chosen.interpreter(f"/{chosen.name}")
-        server = [*chosen.command(f"/{chosen.name}"), "connect"]
         return await run_host_command(
             [
                 *(self.program, *verb, "--pull", "never", "--name", record.id),
@@ -176,7 +162,7 @@ class ContainerEngine(Engine):
                 *("--label", f"{RECORD_LABEL}={encode_record(record)}"),
                 *("--label", f"{TREE_LABEL}=/{chosen.name}"),
                 *self._options(template),
-                *("--entrypoint", loader, image, *rest, "-I", "-S", "-c", _FIRST_PROCESS, *server),
+                *("--entrypoint", loader, image, *rest, "-m", FIRST_PROCESS),
             ],
             seconds=COMMAND_SECONDS,
         )
@@ -219,9 +205,11 @@ class ContainerEngine(Engine):
         return SandboxError(f"{self.name}: image {image}: {done.summary}")
 
     async def _pull(self, image: str, progress: Progress | None) -> None:
-        if progress is not None:
+        if progress is None:
+            done = await run_host_command([self.program, "pull", "--quiet", image], seconds=PULL_SECONDS)
+        else:
             progress(f"pulling {image}", None)
-        done = await run_host_command([self.program, "pull", "--quiet", image], seconds=PULL_SECONDS)
+            done = await pull([self.program, "pull", image], f"pulling {image}", progress, seconds=PULL_SECONDS)
         if done.exit_code != 0:
             raise SandboxError(f"{self.name}: image {image}: {done.summary}")
 
@@ -316,7 +304,9 @@ class ContainerEngine(Engine):
     async def fork(self, ref: SandboxRef, record: Record) -> SandboxRef:
         image = f"{FORK_REPOSITORY}:{record.id}"
         try:
-            await self._run(["commit", "--change", f"LABEL {FORK_LABEL}={record.id}", ref.id, image])
+            # A paused container stays so; its engine would refuse to pause it a second time.
+            pause = () if ref.state == "paused" else self._pause_at_commit
+            await self._run(["commit", *pause, "--change", f"LABEL {FORK_LABEL}={record.id}", ref.id, image])
             return await self._create(record.template, record, image)
         except BaseException:
             await asyncio.shield(self.remove(record.id))
@@ -381,6 +371,7 @@ class DockerEngine(ContainerEngine):
 
 class PodmanEngine(ContainerEngine):
     name: ClassVar[str] = "podman"
+    _pause_at_commit: ClassVar = ("--pause",)
 
 
 class _ImageMissing(SandboxError):

@@ -18,11 +18,19 @@ from typing import Any, Final
 
 from holdfast.client.remote import RemoteExec
 from holdfast.client.sandbox import RECONNECT_DEADLINE, Sandbox
-from holdfast.errors import HoldfastError, InvalidParams, SandboxError, SandboxGone
+from holdfast.errors import (
+    CommandNotFound,
+    CwdNotFound,
+    HoldfastError,
+    InvalidParams,
+    NotExecutable,
+    SandboxError,
+    SandboxGone,
+)
 from holdfast.exec_api import ExecApi
 from holdfast.fleet.egress import EgressOffer
 from holdfast.fleet.engine import Activity, Engine, Progress, make_engine
-from holdfast.fleet.record import Record, Refs, SandboxRef, has_ended, new_record
+from holdfast.fleet.record import Record, Refs, SandboxRef, has_ended, is_alive, new_record
 from holdfast.fleet.template import Template, make_template
 
 log = logging.getLogger(__name__)
@@ -39,6 +47,8 @@ MAX_CREATES: Final = 20
 PRUNE_SECONDS: Final = 60.0
 #: How long a sandbox without a reply may take to report its use.
 ACTIVITY_SECONDS: Final = 10.0
+#: For the first command of a warm sandbox; it takes milliseconds, and seconds on an engine under load.
+WARM_UP_SECONDS: Final = 30.0
 SETUP_OUTPUT_CHARACTERS: Final = 2_000
 
 
@@ -59,6 +69,24 @@ class FleetSandbox(Sandbox):
         super().__init__(api, user=user, cwd=cwd, env=env)
         self.ref = ref
         self._egress = egress
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the channel to the server in the sandbox is up at this moment."""
+        return not isinstance(self.api, RemoteExec) or self.api.connection.connected
+
+    async def warm_up(self) -> None:
+        """Run a first command, before a caller waits for one.
+
+        It costs a server several times as much as later ones, and its end shows that the sandbox can run processes.
+        An image without `true` has to do without.
+        """
+        try:
+            async with asyncio.timeout(WARM_UP_SECONDS):
+                with contextlib.suppress(CommandNotFound, NotExecutable, CwdNotFound):
+                    await self.exec(["true"])
+        except TimeoutError:
+            raise SandboxError(f"{self.ref.id}: `true` has not ended within {WARM_UP_SECONDS:g} s") from None
 
     async def aclose(self) -> None:
         try:
@@ -295,7 +323,9 @@ class Fleet:
 
     async def _is_over(self, ref: SandboxRef) -> bool:
         if ref.expires_at is not None and ref.expires_at <= time.time():
-            return True
+            # The lease of a maker that runs here is not over: the clock was set forward, or the maker was stopped.
+            is_lease = ref.record.bound and ref.record.template.lifetime is None
+            return not (is_lease and is_alive(ref.record.owner))
         if ref.record.bound and has_ended(ref.record.owner):
             return True
         idle = ref.record.template.idle

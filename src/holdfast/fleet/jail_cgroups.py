@@ -122,19 +122,38 @@ def _join_freezer(directory: SandboxDirectory, members: Callable[[], Iterable[in
     directory.write("cgroups", "\n".join([*_paths(directory), path]))
     try:
         os.makedirs(path, exist_ok=True)
-        # Again while there are others: a process may fork before it is moved. Children of a moved one are inside.
+        # Again while there are others: a process may fork before it is moved. Children of a moved one are inside,
+        # and so a process that was born after the members were read is not counted.
         for _ in range(MAX_ROUNDS):
+            found = set(members())
             with open(f"{path}/cgroup.procs") as file:
                 inside = {int(line) for line in file}
-            outside = set(members()) - inside
+            outside = [pid for pid in found - inside if _is_alive(pid)]
             if not outside:
                 return True
             for pid in outside:
-                with contextlib.suppress(ProcessLookupError):
-                    _write(f"{path}/cgroup.procs", str(pid))
+                _move(pid, path)
     except OSError:
         return False
     raise SandboxError(f"bwrap:{directory.id}: cannot be frozen: its processes fork too fast")
+
+
+def _move(pid: int, path: str) -> None:
+    """Move a process into a cgroup, unless it has ended."""
+    try:
+        _write(f"{path}/cgroup.procs", str(pid))
+    except OSError:
+        if _is_alive(pid):
+            raise
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process runs or can run. No cgroup lists a zombie, and a zombie does nothing to be stopped."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
 
 
 def _write(path: str, text: str) -> None:

@@ -45,11 +45,16 @@ REQUEST_HEAD = struct.Struct("!I")
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def prepare_as_root(spec: dict[str, Any]) -> None:
-    """Mount as root, then enter a user namespace with uids of its own."""
+def unshare_as_root() -> int:
+    """Enter a mount namespace, and make the user namespace of a jail; its descriptor. No jail is needed yet."""
     call("unshare", CLONE_NEWNS)
+    return new_user_namespace(FIRST_UID)
+
+
+def prepare_as_root(spec: dict[str, Any], userns: int) -> None:
+    """Mount as root in the namespace of `unshare_as_root`, then enter a user namespace with uids of its own."""
+    # Until now the namespace followed the mounts of the host.
     mount(None, "/", None, MS_REC | MS_PRIVATE)
-    userns = new_user_namespace(FIRST_UID)
     uid = FIRST_UID
     if spec["lower"] is not None and not can_idmap(host_path(spec["lower"]), userns):
         # The root directory is on a file system without idmapped mounts (overlay, NFS): its files keep their uids,

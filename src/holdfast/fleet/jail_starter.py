@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import functools
 import json
@@ -63,12 +64,12 @@ class Zygote:
     def _boot(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
+            privileged = "yes" if os.geteuid() == 0 else "no"
             command = [
                 *self_exec.in_bundle(jail_launch.SERVER),
-                *("-m", "holdfast.fleet.jail_zygote", str(theirs.fileno())),
+                *("-m", "holdfast.fleet.jail_zygote", str(theirs.fileno()), privileged),
             ]
             directory = os.path.dirname(os.path.abspath(jail_launch.__file__))
-            privileged = "yes" if os.geteuid() == 0 else "no"
             try:
                 subprocess.run(
                     [*self_exec.command(), "-I", "-S", "-c", _BOOT, directory, self._tree, privileged, *command],
@@ -92,8 +93,10 @@ class Zygote:
 
 @functools.cache
 def zygote(tree: str) -> Zygote:
-    """The zygote of this process for one bundle."""
-    return Zygote(tree)
+    """The zygote of this process for one bundle; it ends with this process."""
+    made = Zygote(tree)
+    atexit.register(made.close)
+    return made
 
 
 def server_bundle() -> Bundle:

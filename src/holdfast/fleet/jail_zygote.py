@@ -2,7 +2,8 @@
 
 Starting Python and importing the server takes ten times as long as making a jail. A zygote does both once for each
 maker, in the bundle's own Python and at the path that the bundle has in jails; a jail's server is then a fork of it
-that enters the jail's namespaces. The zygote runs with an empty environment, holds no secrets, and ends with its
+that enters the jail's namespaces. The process that makes the next jail is forked in advance and has its namespaces
+before the request arrives. The zygote runs with an empty environment, holds no secrets, and ends with its
 maker. In a jail, bubblewrap's child is `cat` on a FIFO: it holds the namespaces until the keeper ends.
 """
 
@@ -14,7 +15,6 @@ import contextlib
 import ctypes
 import fcntl
 import gc
-import itertools
 import json
 import os
 import signal
@@ -27,6 +27,7 @@ from typing import Any, Final, NoReturn
 from holdfast.config import load_config
 from holdfast.errors import HoldfastError
 from holdfast.fleet import jail_launch
+from holdfast.fleet.forking_keeper import ForkingKeeper, close_all_but, in_child
 from holdfast.launch import self_exec
 from holdfast.runtime.durability import keeper
 from holdfast.runtime.local import LocalExec
@@ -48,21 +49,48 @@ _CAPABILITY_VERSION: Final = 0x2008_0522
 _LAST_CAPABILITY: Final = 63
 
 
-def main(fd: int) -> None:
-    """Serve the requests of one maker until it ends."""
+def main(fd: int, *, privileged: bool) -> None:
+    """Serve the requests of one maker until it ends. `privileged`: the maker is root of the machine."""
     requests = socket.socket(fileno=fd)
     with contextlib.suppress(HoldfastError, OSError):  # only the first calls of a jail would be slower
         asyncio.run(warm_up())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     gc.collect()
     gc.freeze()
-    while (request := _receive(requests)) is not None:
-        spec, descriptors = request
-        if os.fork() == 0:
-            requests.close()
-            _in_child(_start, spec, descriptors)
-        for each in descriptors:
-            os.close(each)
+    while _fork_next(requests, privileged=privileged):
+        pass
+
+
+def _fork_next(requests: socket.socket, *, privileged: bool) -> bool:
+    """Fork the process that makes the next jail, and return once it has a request; False if it ended without."""
+    begun, begun_inside = os.pipe()
+    if os.fork() == 0:
+        os.close(begun)
+        in_child(_serve_next, requests, begun_inside, privileged)
+    os.close(begun_inside)
+    try:
+        return bool(os.read(begun, 1))
+    finally:
+        os.close(begun)
+
+
+def _serve_next(requests: socket.socket, begun: int, privileged: bool) -> None:
+    """Prepare namespaces, receive one request, and make its jail."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    prepared: int | OSError | None = None
+    if privileged:
+        try:
+            prepared = jail_launch.unshare_as_root()
+        except OSError as error:
+            prepared = error  # reported to the maker, which has not sent its log yet
+    request = _receive(requests)
+    if request is None:
+        return
+    os.write(begun, b".")
+    os.close(begun)
+    requests.close()
+    _start(*request, prepared)
 
 
 async def warm_up() -> None:
@@ -94,32 +122,21 @@ def _receive(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None
     return json.loads(body), list(descriptors)
 
 
-def _in_child(work: Any, *arguments: Any) -> NoReturn:
-    code = 1
-    try:
-        work(*arguments)
-        code = 0
-    except OSError as error:
-        os.write(2, f"jail: {error.strerror or error}\n".encode())
-    finally:
-        os._exit(code)
-
-
-def _start(spec: dict[str, Any], descriptors: list[int]) -> None:
-    """Make one jail and leave its server running in it."""
+def _start(spec: dict[str, Any], descriptors: list[int], prepared: int | OSError | None) -> None:
+    """Make one jail and leave its server running in it. `prepared` is the user namespace of a privileged maker."""
     lock, _, listener, log, ready, process_file = descriptors
     # Programs in the jail can take descriptors from bubblewrap's child: a directory of the host would lead out.
     for each in descriptors:
         os.set_inheritable(each, False)
-    os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     for group in spec["cgroups"]:
         jail_launch.write(f"{jail_launch.host_path(group)}/cgroup.procs", str(os.getpid()))
-    if spec["privileged"]:
-        jail_launch.prepare_as_root(spec)
+    if isinstance(prepared, OSError):
+        raise prepared
+    if prepared is not None:
+        jail_launch.prepare_as_root(spec, prepared)
     else:
         jail_launch.prepare_as_user(spec)
     if not spec["user_namespaces"]:
@@ -129,14 +146,12 @@ def _start(spec: dict[str, Any], descriptors: list[int]) -> None:
     signal.alarm(START_SECONDS)
     arguments = [spec["program"], *spec["arguments"], "--sync-fd", str(lock), "--", *spec["holder"]]
     messages = os.open(f"{jail_launch.STAGE}/log", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-    outer = os.fork()
-    if outer == 0:
-        signal.alarm(0)
-        # Not the log of the host: programs in the jail can take the descriptors of bubblewrap's child.
-        for target in (1, 2):
-            os.dup2(messages, target)
-        os.set_inheritable(lock, True)
-        os.execve(spec["program"], arguments, {"PATH": os.defpath})
+    # Not the log of the host: programs in the jail can take the descriptors of bubblewrap's child.
+    files = [(os.POSIX_SPAWN_DUP2, messages, target) for target in (1, 2)]
+    os.set_inheritable(lock, True)
+    # Without a copy of this process's page tables, which costs as much as bubblewrap's namespaces.
+    outer = os.posix_spawn(spec["program"], arguments, {"PATH": os.defpath}, file_actions=files)
+    os.set_inheritable(lock, False)
     with open(f"/proc/{outer}/stat", "rb") as stat:
         started = stat.read().rpartition(b")")[2].split()[19].decode()
     os.write(process_file, f"{outer} {started}".encode())
@@ -155,7 +170,7 @@ def _start(spec: dict[str, Any], descriptors: list[int]) -> None:
     for namespace in namespaces:
         jail_launch.call("setns", namespace, 0)
     if os.fork() == 0:  # a member of the jail's pid namespace
-        _in_child(_keep, spec, listener, ready, hold, log)
+        in_child(_keep, spec, listener, ready, hold, log)
 
 
 def _jail_ended(*_: object) -> NoReturn:
@@ -191,33 +206,6 @@ def copy_tail(source: int, target: int) -> None:
     os.write(target, os.pread(source, LOG_TAIL_BYTES, start))
 
 
-class ForkingKeeper(keeper.Keeper):
-    """A keeper whose first server is a fork of this process; a later one is started as usual."""
-
-    _has_forked = False
-
-    def _spawn(self, command: list[str]) -> int:
-        if self._has_forked:
-            return super()._spawn(command)
-        self._has_forked = True
-        pid = os.fork()
-        if pid == 0:
-            _in_child(self._serve, command)
-        return pid
-
-    def _serve(self, command: list[str]) -> None:
-        signal.set_wakeup_fd(-1)
-        for number in (*keeper.STOPPING, keeper.BELL, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        options = list(itertools.pairwise(command))
-        listen = [value for name, value in options if name == "--listen"]
-        kept = next(int(value) for name, value in options if name == "--kept")
-        ready = next(int(value) for name, value in options if name == "--ready-fd")
-        adopted = {int(address.removeprefix("fd:")) for address in listen if address.startswith("fd:")}
-        close_all_but({0, 1, 2, kept, ready, *adopted})
-        os._exit(app.run_server(load_config(), listen, ready_fd=ready, keeper_fd=kept))
-
-
 def drop_capabilities(kept: list[int]) -> None:
     """Keep these capabilities and give all others up for good; no program gets any by being executed."""
     libc = jail_launch.libc
@@ -235,14 +223,5 @@ def drop_capabilities(kept: list[int]) -> None:
         raise OSError(ctypes.get_errno(), "no_new_privs")
 
 
-def close_all_but(kept: set[int | None]) -> None:
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
-            try:
-                os.close(int(name))
-            except OSError:
-                continue  # the descriptor of the listing itself
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), privileged=sys.argv[2] == "yes")

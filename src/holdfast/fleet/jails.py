@@ -70,6 +70,9 @@ CAPABILITIES: Final = {
     "CAP_AUDIT_WRITE": 29,
     "CAP_SETFCAP": 31,
 }
+#: How a jail was stopped: by the freezer of its cgroup, or by signals where it can have none.
+FREEZER: Final = "freezer"
+SIGNALS: Final = "signals"
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -160,7 +163,6 @@ class JailEngine(DirectoryEngine):
             memory = next((path for path in groups if _counts_kills(path)), None)
             mounts, arguments = self._mounts(template, lower, str(tree), memory)
             spec = {
-                "privileged": os.geteuid() == 0,
                 "cgroups": groups,
                 "stage": f"{directory.path}/stage",
                 "files": f"{directory.path}/files",
@@ -237,12 +239,12 @@ class JailEngine(DirectoryEngine):
 
     async def pause(self, id: str) -> None:
         directory = self._running(id)
-        await asyncio.to_thread(_stop_processes, directory)
-        directory.write("paused", "")
+        directory.write("paused", await asyncio.to_thread(_stop_processes, directory))
 
     async def resume(self, id: str) -> None:
         directory = self._running(id)
-        await asyncio.to_thread(_continue_processes, directory)
+        means = directory.read("paused")
+        await asyncio.to_thread(_continue_processes, directory, means or FREEZER)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{directory.path}/paused")
 
@@ -368,33 +370,36 @@ async def _copy_files(source: str, target: str) -> None:
 @contextlib.contextmanager
 def _stopped(directory: SandboxDirectory) -> Iterator[None]:
     """Hold a jail's processes for the block, so that its files do not change."""
-    paused = directory.read("paused") is not None
-    if not paused:
-        _stop_processes(directory)
+    if directory.read("paused") is not None:
+        yield
+        return
+    means = _stop_processes(directory)
     try:
         yield
     finally:
-        if not paused:
-            _continue_processes(directory)
+        _continue_processes(directory, means)
 
 
-def _stop_processes(directory: SandboxDirectory) -> None:
+def _stop_processes(directory: SandboxDirectory) -> str:
+    """Stop all processes of a jail; returns the means, by which they are continued."""
     if JailGroups.freeze(directory, lambda: _members(directory)):
-        return
+        return FREEZER
     # Without a cgroup: again while there are new ones, because a process may fork while others are being stopped.
     stopped: set[int] = set()
     for _ in range(MAX_ROUNDS):
         found = set(_members(directory)) - stopped
         if not found:
-            return
+            return SIGNALS
         _signal_all(found, signal.SIGSTOP)
         stopped |= found
     _signal_all(stopped, signal.SIGCONT)
     raise SandboxError(f"bwrap:{directory.id}: cannot be stopped: its processes fork too fast")
 
 
-def _continue_processes(directory: SandboxDirectory) -> None:
-    if not JailGroups.thaw(directory):
+def _continue_processes(directory: SandboxDirectory, means: str) -> None:
+    """Continue the processes of a jail. Some may be in a freezer that could not take them all."""
+    thawed = JailGroups.thaw(directory)
+    if means == SIGNALS or not thawed:
         _signal_all(_members(directory), signal.SIGCONT)
 
 

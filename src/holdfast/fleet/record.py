@@ -160,6 +160,12 @@ def has_ended(owner: Owner) -> bool:
     return start_time(owner.pid) != owner.started
 
 
+def is_alive(owner: Owner) -> bool:
+    """Whether the owner's process certainly runs; False where this machine cannot know."""
+    is_here = (owner.host, owner.boot, owner.namespace) == _machine()
+    return is_here and start_time(owner.pid) == owner.started
+
+
 def start_time(pid: int) -> int | None:
     """Clock ticks after boot at which a process started; None if there is none."""
     try:

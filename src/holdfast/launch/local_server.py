@@ -165,7 +165,7 @@ def _start(path: str, timeout: float, environ: Mapping[str, str] | None) -> None
     """Start the server and wait until it listens. The caller holds the lock."""
     import subprocess
 
-    log = _open_log()
+    log = open_log()
     ready, report = os.pipe()
     arguments = [*_arguments(path), "--ready-fd", str(report), "--unattended"]
     server = [*self_exec.holdfast(), "serve", *arguments]
@@ -241,7 +241,8 @@ def _end_unready(lines: bytes) -> None:
         signal_process(pid, signal.SIGKILL, lambda pid: os.getsid(pid) == session)
 
 
-def _open_log() -> int:
+def open_log() -> int:
+    """Open the log of the next server; a large one is renamed."""
     path = log_path()
     try:
         if os.stat(path).st_size > MAX_LOG_BYTES:

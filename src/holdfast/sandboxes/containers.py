@@ -28,18 +28,8 @@ Engine = Literal["docker", "podman"]
 LABEL: Final = "holdfast.created"
 #: The limit for creating a container: its image may have to be pulled.
 CREATE_SECONDS: Final = 600.0
-#: The first process of a container that `create` makes: reaps orphans, and ends on TERM or INT.
-_FIRST_PROCESS: Final = """
-import os, signal
-signals = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
-signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-while signal.sigwait(signals) == signal.SIGCHLD:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
-"""
+#: The module of the bundle that is the first process of a container: it starts the server and reaps orphans.
+FIRST_PROCESS: Final = "holdfast.fleet.container_first"
 
 
 class Container(CommandTarget):
@@ -106,6 +96,8 @@ async def create(
     The container has no network unless `network` names one. `memory` is as engines write it ("512m"), `volumes` are
     paths here and inside; with `read_only` the image cannot be written, and /tmp and /run are memory. `arguments`
     are further options of `docker create`. The image needs neither a shell nor Python.
+
+    Deprecated: `holdfast.create` also removes the container if this process is killed.
     """
     if not image or image.startswith("-"):
         raise InvalidParams(f"image {image!r}: names no image")
@@ -120,7 +112,7 @@ async def create(
     for here, inside in (volumes or {}).items():
         options += ["--volume", f"{here}:{inside}"]
     loader, *rest = chosen.interpreter(f"/{chosen.name}")
-    first = [*rest, "-c", _FIRST_PROCESS]
+    first = [*rest, "-m", FIRST_PROCESS]
     async with AsyncExitStack() as stack:
         tree = await stack.enter_async_context(unpacked(chosen))
         if read_only:

@@ -50,6 +50,7 @@ from holdfast.service.policy.made_sandbox import is_made
 from holdfast.service.policy.profiles import PolicyRules
 from holdfast.service.problems import Problem
 from holdfast.service.rules_file import read_rules
+from holdfast.service.sandboxes.session_pools import SessionPools
 from holdfast.service.sandboxes.session_sandboxes import SessionSandboxes
 from holdfast.service.sessions.backend.connections import SandboxPool
 from holdfast.service.sessions.backend.egress import Egress
@@ -140,7 +141,8 @@ class ServiceReplica:
         pool = SandboxPool(
             self._connect, clock, limit=settings.max_sandboxes, idle_seconds=settings.sandbox_idle_seconds
         )
-        sandboxes = self._sandboxes = SessionSandboxes(store, settings, pool.retire)
+        pools = SessionPools(self.metrics.pool_taken)
+        sandboxes = self._sandboxes = SessionSandboxes(store, settings, pool.retire, pools=pools)
         parts.push_async_callback(sandboxes.stop)
         # The manager gets the monitor in its constructor, so the gateway calls the manager through this replica.
         gateway = MonitorGateway(pool, store, clock, lambda *work: self._manager.enforce_limit(*work))
@@ -173,6 +175,7 @@ class ServiceReplica:
         parts.push_async_callback(monitor.stop)
         await manager.start()
         monitor.start()
+        pools.apply(self.rules)
         return manager
 
     async def _connect(self, address: str) -> ExecApi:
@@ -238,12 +241,14 @@ class ServiceReplica:
         self.metrics.leases_held.set(len(followers))
         self.metrics.audit_queue.set(self._store.writer.queued)
         self.metrics.sandbox_connections.set(len(self._manager.pool.addresses))
+        self.metrics.set_pools(self._sandboxes.pools.statuses)
         return self.metrics.render()
 
     def reload(self) -> None:
         """Read the rules and the TLS files again. An error is logged, and the old ones stay."""
         try:
             self._rulebook.rules = read_rules(self._settings.rules)
+            self._sandboxes.pools.apply(self.rules)
             if self._http is not None:
                 self._http.reload_tls()
         except Problem as problem:

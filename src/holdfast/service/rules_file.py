@@ -59,6 +59,10 @@ def shown_rules(rules: PolicyRules) -> dict[str, Any]:
         },
         "agents": {name: agent.profile for name, agent in rules.agents.items()},
         "templates": {name: each.engine or "any engine" for name, each in rules.templates.items()},
+        "pools": {
+            name: {"engine": each.engine, "template": each.template, "warm": each.warm, "max": each.max}
+            for name, each in rules.pools.items()
+        },
         "workspaces": rules.workspaces,
         "warnings": [warning for profile in rules.profiles.values() for warning in warnings(profile)],
     }

@@ -138,7 +138,7 @@ def test_without_a_file_there_are_rules() -> None:
         ("[profiles.p]\n\nnetwrk.mode = 1", "r:3: profiles.p.netwrk: no such key; did you mean 'network'?"),
         ("[profiles.p.idle]\ntimeoutt = 1", "r:2: profiles.p.idle.timeoutt: no such key; did you mean 'timeout'?"),
         ("[profile.ci]", "r:1: profile: no such key; did you mean 'profiles'?"),
-        ("zzz = 1", "r:1: zzz: no such key; known keys: workspaces, profiles, agents, templates"),
+        ("zzz = 1", "r:1: zzz: no such key; known keys: workspaces, profiles, agents, templates, pools"),
         ("profiles = 1", "r:1: profiles: 1 is not a table of tables"),
         ("[profiles]\np = 1", "r:2: profiles.p: 1 is not a table"),
         ("[profiles.p]\nidle = 5", "r:2: profiles.p.idle: 5 is not a table"),

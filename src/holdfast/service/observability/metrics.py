@@ -15,6 +15,7 @@ from typing import Final, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
+from holdfast.fleet.pool import PoolStatus
 from holdfast.service.types import Kind, State
 
 #: Values of one label in one metric: methods, codes and reasons are some dozens, each a time series.
@@ -138,6 +139,33 @@ class Metrics:
             "holdfast_sandbox_failures", "Failed attempts to reach a sandbox.", registry=r
         )
 
+        # Pools of the rules.
+        self.pool_sandboxes = Gauge(
+            "holdfast_pool_sandboxes",
+            "Sandboxes of this replica's pools, by state: warm, in_use, creating.",
+            ("pool", "state"),
+            registry=r,
+        )
+        self.pool_waiting = Gauge(
+            "holdfast_pool_waiting", "Sessions that wait for a sandbox of a pool.", ("pool",), registry=r
+        )
+        self.pool_made = Counter("holdfast_pool_made", "Sandboxes that a pool made.", ("pool",), registry=r)
+        self.pool_failed = Counter(
+            "holdfast_pool_failed", "Attempts of a pool to make a sandbox that failed.", ("pool",), registry=r
+        )
+        self.pool_replaced = Counter(
+            "holdfast_pool_replaced", "Warm sandboxes that did not reply and were replaced.", ("pool",), registry=r
+        )
+        self.pool_take_seconds = Histogram(
+            "holdfast_pool_take_seconds",
+            "How long a session waited for a sandbox of a pool.",
+            ("pool",),
+            buckets=_CALL_SECONDS,
+            registry=r,
+        )
+        #: The totals of each pool that were counted last; a pool that is opened again begins at 0.
+        self._pools: dict[str, PoolStatus] = {}
+
         # The monitor.
         self.monitor_pass_seconds = Histogram(
             "holdfast_monitor_pass_seconds",
@@ -187,6 +215,27 @@ class Metrics:
                 self.sessions_active.labels(kind, state).set(0)
         for (kind, state), count in counts.items():
             self.sessions_active.labels(kind, state).set(count)
+
+    def set_pools(self, statuses: Mapping[str, PoolStatus]) -> None:
+        """Set the numbers of the pools that are open; a pool that the rules no longer have is 0."""
+        for name in {*statuses, *self._pools}:
+            now = statuses.get(name, PoolStatus())
+            before = self._pools.get(name, PoolStatus())
+            pool = self._bounded("pool", name)
+            for state, count in (("warm", now.warm), ("in_use", now.taken), ("creating", now.creating)):
+                self.pool_sandboxes.labels(pool, state).set(count)
+            self.pool_waiting.labels(pool).set(now.waiting)
+            for metric, field in (
+                (self.pool_made, "created_total"),
+                (self.pool_failed, "failed_total"),
+                (self.pool_replaced, "replaced_total"),
+            ):
+                total, counted = getattr(now, field), getattr(before, field)
+                metric.labels(pool).inc(total - counted if total >= counted else total)
+            self._pools[name] = now
+
+    def pool_taken(self, name: str, seconds: float) -> None:
+        self.pool_take_seconds.labels(self._bounded("pool", name)).observe(seconds)
 
     def session_ended(self, kind: Kind, reason: str, seconds: float) -> None:
         self.session_duration.labels(kind, self._bounded("end", reason)).observe(max(0.0, seconds))

@@ -1,7 +1,8 @@
-"""Parses and decides requests for sandboxes that are made for a session: `ENGINE:new[?template=NAME]`; pure.
+"""Parses and decides requests for sandboxes that are made for a session; pure.
 
-A profile names the engines and templates of its sessions; everything else is denied. The addresses of
-sandboxes that exist already are not decided here (`allowed_sandboxes`).
+`ENGINE:new[?template=NAME]` is a new one, `pool:NAME` one of a pool. A profile names the engines, templates and
+pools of its sessions; everything else is denied. The addresses of sandboxes that exist already are
+not decided here (`allowed_sandboxes`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from holdfast.service.types import ServiceStruct, SessionPolicy
 
 _NEW: Final = re.compile(r"([a-z]+):new(?:\?(.*))?")
 _TEMPLATE: Final = "template="
+_POOL: Final = "pool:"
 
 
 class MadeSandbox(ServiceStruct, frozen=True):
@@ -28,6 +30,8 @@ class MadeSandbox(ServiceStruct, frozen=True):
     template: Template = Template()
     #: Its name in the rules; empty if the request has none.
     template_name: str = ""
+    #: The pool that it is taken from; empty if it is made for the session alone.
+    pool: str = ""
 
     @property
     def placement(self) -> str:
@@ -36,12 +40,14 @@ class MadeSandbox(ServiceStruct, frozen=True):
 
 
 def is_made(address: str) -> bool:
-    """True for an address that requests a new sandbox."""
-    return _NEW.fullmatch(address) is not None
+    """True for an address that requests a new sandbox, or one of a pool."""
+    return _NEW.fullmatch(address) is not None or address.startswith(_POOL)
 
 
 def find_made_sandbox(rules: PolicyRules, address: str) -> MadeSandbox | None:
     """Return the sandbox that an address requests; None for the address of an existing one."""
+    if address.startswith(_POOL):
+        return _find_pool(rules, address)
     match = _NEW.fullmatch(address)
     if match is None:
         return None
@@ -56,9 +62,21 @@ def find_made_sandbox(rules: PolicyRules, address: str) -> MadeSandbox | None:
     return MadeSandbox(engine, rules.templates[name].template, name)  # type: ignore[arg-type]
 
 
+def _find_pool(rules: PolicyRules, address: str) -> MadeSandbox:
+    name = address.removeprefix(_POOL)
+    if name not in rules.pools:
+        raise _invalid(address, "the rules have no such pool (pool:NAME)", "UNKNOWN_POOL")
+    pool = rules.pools[name]
+    template = rules.templates[pool.template].template if pool.template else Template()
+    return MadeSandbox(pool.engine, template, pool.template, name)
+
+
 def decide_made_sandbox(rules: PolicyRules, profile: Profile, made: MadeSandbox) -> Decision:
     """Decide whether sessions of a profile may have this sandbox."""
     allowed = profile.sandbox
+    if made.pool:
+        # The operator chose the engine and the template of a pool; a profile that has the pool may have both.
+        return _decision(profile, "sandbox.pools", made.pool in allowed.pools, f"pool {made.pool!r}")
     if not made.template_name:
         return _decision(
             profile, "sandbox.engines", made.engine in allowed.engines, f"engine {made.engine!r} without a template"

@@ -127,6 +127,8 @@ class SandboxRules(ServiceStruct, frozen=True):
     #: than a session.
     engines: tuple[EngineName, ...] = ()
     templates: tuple[str, ...] = ()
+    #: Pools of `pool:NAME`.
+    pools: tuple[str, ...] = ()
 
 
 class ApprovalRules(ServiceStruct, frozen=True):
@@ -216,6 +218,22 @@ class TemplateRules(ServiceStruct, frozen=True):
     engine: EngineName | None = None
 
 
+class PoolRules(ServiceStruct, frozen=True):
+    """A pool of warm sandboxes, of which each replica keeps its own."""
+
+    #: By default the engine of the template.
+    engine: EngineName = "bwrap"
+    #: A name in `templates`; empty for the engine's own defaults.
+    template: str = ""
+    #: Sandboxes that are ready, and sandboxes in all.
+    warm: Annotated[int, msgspec.Meta(extra={"unit": "whole"})] = 1
+    max: Annotated[int, msgspec.Meta(extra={"unit": "whole"})] = 10
+    #: Warm sandboxes beyond the first are removed after this time without a session.
+    shrink_after: Seconds = 600.0
+    #: The interval of the calls to each warm sandbox; one that does not reply is replaced.
+    health_interval: Seconds = 30.0
+
+
 class PolicyRules(ServiceStruct, frozen=True):
     """The rules of a file, or the defaults."""
 
@@ -228,6 +246,7 @@ class PolicyRules(ServiceStruct, frozen=True):
     #: Whether the file sets `workspaces`: then it applies to every sandbox.
     names_workspaces: bool = False
     templates: dict[str, TemplateRules] = msgspec.field(default_factory=dict)
+    pools: dict[str, PoolRules] = msgspec.field(default_factory=dict)
 
     def agent(self, agent_id: str) -> AgentRules:
         """Return the agent by name, else by the first matching pattern, else one with the defaults."""

@@ -25,6 +25,7 @@ from holdfast.service.policy.profiles import (
     EngineName,
     Environment,
     PolicyRules,
+    PoolRules,
     Profile,
     Seconds,
     TemplateRules,
@@ -37,7 +38,7 @@ from holdfast.sizes import parse_size
 MAX_BYTES: Final = 1024 * 1024
 #: Errors that are reported together.
 _MAX_COMPLAINTS: Final = 20
-_TOP: Final = ("workspaces", "profiles", "agents", "templates")
+_TOP: Final = ("workspaces", "profiles", "agents", "templates", "pools")
 _HIDDEN: Final = ("name", "locations")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _EXPECTED: Final = {
@@ -105,9 +106,12 @@ class _Loader:
             self._complain(("workspaces",), f"{_shown(workspaces)} is not an absolute path")
             workspaces = base.workspaces
         templates = {name: self._template(name, value) for name, value in self._tables("templates").items()}
+        pools = {name: self._pool(name, value, templates) for name, value in self._tables("pools").items()}
         profiles = self._tables("profiles")
         for name in profiles:
-            self._check_templates(self._profile(name, profiles, base, ()), templates)
+            profile = self._profile(name, profiles, base, ())
+            self._check_named(profile, "templates", templates)
+            self._check_named(profile, "pools", pools)
         agents = {pattern: self._agent(pattern, value, base) for pattern, value in self._tables("agents").items()}
         if self._complaints:
             raise RulesInvalid(self._complaints)
@@ -118,6 +122,7 @@ class _Loader:
             self._name,
             names_workspaces="workspaces" in self._values,
             templates=templates,
+            pools=pools,
         )
 
     # --- errors ----------------------------------------------------------------------------------------------
@@ -321,12 +326,36 @@ class _Loader:
         if not _PROFILE_NAME.fullmatch(name):
             self._complain(path, "a name has letters, digits, `.`, `_` and `-`, at most 64")
 
-    def _check_templates(self, profile: Profile, templates: Collection[str]) -> None:
-        """Report templates of a profile that the file does not have."""
-        for index, name in enumerate(profile.sandbox.templates):
-            at = ("profiles", profile.name, "sandbox", "templates", index)
-            if at in self._lines and name not in templates:
-                known = ", ".join(sorted(templates)) or "the templates of this file: there are none"
+    def _pool(self, name: str, values: dict[str, Any], templates: dict[str, TemplateRules]) -> PoolRules:
+        path: Path = ("pools", name)
+        self._check_name(name, path)
+        fields = msgspec.structs.fields(PoolRules)
+        self._keys(values, tuple(each.name for each in fields), path)
+        given = {
+            each.name: self._value(values[each.name], each.type, (*path, each.name), each.default)
+            for each in fields
+            if each.name in values
+        }
+        template = given.get("template", "")
+        if template and template not in templates:
+            known = ", ".join(sorted(templates)) or "the templates of this file: there are none"
+            self._complain((*path, "template"), f"{template!r} is not one of {known}")
+        engine = templates[template].engine if template in templates else None
+        if "engine" not in given and engine is None:
+            self._complain((*path, "engine"), "a pool needs an engine, its own or that of its template")
+        elif engine is not None and given.setdefault("engine", engine) != engine:
+            self._complain((*path, "engine"), f"template {template!r} is for engine {engine!r}")
+        pool = PoolRules(**given)
+        if pool.warm > pool.max:
+            self._complain((*path, "warm"), f"{pool.warm} is more than max, which is {pool.max}")
+        return pool
+
+    def _check_named(self, profile: Profile, key: str, named: Collection[str]) -> None:
+        """Report templates or pools of a profile that the file does not have."""
+        for index, name in enumerate(getattr(profile.sandbox, key)):
+            at = ("profiles", profile.name, "sandbox", key, index)
+            if at in self._lines and name not in named:
+                known = ", ".join(sorted(named)) or f"the {key} of this file: there are none"
                 self._complain(at, f"{name!r} is not one of {known}")
 
     # --- values ----------------------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
-"""Makes a sandbox for a session, connects to it, and removes it after the session.
+"""Makes a sandbox for a session or takes one of a pool, connects to it, and removes it after the session.
 
 The store has a row for each sandbox from before it is made until it is removed, so any replica removes the sandbox
-of a session that is over, also after a crash. Touches engines through `holdfast.fleet`, and the store.
+of a session that is over, also after a crash. The row of a pool's sandbox is written when it is taken; until then
+the pool removes it, and after a crash its lease expires. Touches engines through `holdfast.fleet`, and the store.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -21,6 +23,7 @@ from holdfast.fleet.fleet import Fleet, FleetSandbox
 from holdfast.fleet.record import ID_PREFIX, is_id, new_id, new_record
 from holdfast.service.policy.made_sandbox import MadeSandbox
 from holdfast.service.problems import Denied, NotNow, Problem, TooLate
+from holdfast.service.sandboxes.session_pools import SessionPools
 from holdfast.service.sessions.backend.connections import problem_of
 from holdfast.service.sessions.following.events import audit_entry
 from holdfast.service.settings import ServiceSettings
@@ -32,6 +35,8 @@ from holdfast.service.types import AuditEntry, SessionRecord
 SPARE_SECONDS: Final = 600.0
 #: How long one replica has for a removal before another one repeats it: engines stop processes in half a minute.
 REMOVAL_SECONDS: Final = 120.0
+
+_IDS: Final = re.compile(re.escape(ID_PREFIX) + r"[a-z0-9]{16}")
 
 _log = logging.getLogger("holdfast.service")
 
@@ -53,6 +58,8 @@ class SandboxStore(Protocol):
 
     async def session(self, session_id: str) -> SessionRecord: ...
 
+    async def update_session(self, session_id: str, /, **fields: Any) -> SessionRecord: ...
+
     async def append(self, entries: list[AuditEntry]) -> Any: ...
 
 
@@ -65,8 +72,10 @@ class SessionSandboxes:
         settings: ServiceSettings,
         retire: Callable[[str], None],
         make_fleet: Callable[[str], Fleet] = Fleet,
+        pools: SessionPools | None = None,
     ) -> None:
         """`retire` closes the connection to an address that is removed."""
+        self.pools = pools or SessionPools()
         self._store = store
         self._settings = settings
         self._retire = retire
@@ -79,19 +88,58 @@ class SessionSandboxes:
     # --- making --------------------------------------------------------------------------------------------------
 
     def new_address(self, made: MadeSandbox) -> str:
-        """Return the address of a sandbox that is to be made. The store has the address before the engine does."""
-        return f"{made.engine}:{new_id()}"
+        """Return the address of a sandbox that is to be made. The store has the address before the engine does.
+
+        A pool chooses the sandbox later; until then the session has the address of the pool.
+        """
+        return f"pool:{made.pool}" if made.pool else f"{made.engine}:{new_id()}"
 
     async def check_unowned(self, address: str) -> None:
-        """Refuse the address of a sandbox that belongs to a session."""
+        """Refuse the address of a sandbox that belongs to a session or to a pool."""
         if ID_PREFIX not in address:
             return
+        for id in _IDS.findall(address):
+            if self.pools.has(id):
+                raise Denied(f"sandbox {address!r} belongs to a pool", reason="SANDBOX_NOT_ALLOWED")
         for owned in await self._store.owned_sandboxes():
             if owned.sandbox.partition(":")[2] in address:
                 raise Denied(f"sandbox {address!r} belongs to another session", reason="SANDBOX_NOT_ALLOWED")
 
-    async def make(self, record: SessionRecord, made: MadeSandbox) -> None:
-        """Make the sandbox at `record.sandbox` for a session that the store has."""
+    async def make(self, record: SessionRecord, made: MadeSandbox) -> SessionRecord:
+        """Make or take the sandbox of a session that the store has; return the session with its address."""
+        record, hash = await (self._take(record, made) if made.pool else self._make(record, made))
+        body = {"sandbox": record.sandbox, "template": made.template_name, "template_hash": hash}
+        if made.pool:
+            body["pool"] = made.pool
+        await self._store.append([audit_entry(record, time.time(), "sandbox_made", **body)])
+        return record
+
+    async def _take(self, record: SessionRecord, made: MadeSandbox) -> tuple[SessionRecord, str]:
+        """Take a sandbox of a pool. The session has the sandbox once the store has both."""
+        try:
+            async with asyncio.timeout(self._settings.sandbox_seconds):
+                pool, box = await self.pools.take(made.pool, self._settings.sandbox_seconds)
+        except TimeoutError:
+            raise self._too_late(record) from None
+        except HoldfastError as error:
+            raise problem_of(error, record.sandbox) from error
+        address = f"{made.engine}:{box.ref.id}"
+        try:
+            await self._store.add_sandbox(OwnedSandbox(record.session_id, record.agent_id, address))
+            await pool.keep(box, record.policy.max_lifetime + SPARE_SECONDS)
+            # A session that is over does not change: another replica took the lease and closed the session.
+            taken = await self._store.update_session(record.session_id, sandbox=address)
+            if taken.sandbox != address:
+                raise _overtaken()
+        except BaseException as error:
+            await asyncio.shield(pool.give_back(box))
+            if isinstance(error, HoldfastError):
+                raise problem_of(error, address) from error
+            raise
+        self._connected[address] = box
+        return taken, pool.template.hash
+
+    async def _make(self, record: SessionRecord, made: MadeSandbox) -> tuple[SessionRecord, str]:
         engine, _, id = record.sandbox.partition(":")
         await self._store.add_sandbox(OwnedSandbox(record.session_id, record.agent_id, record.sandbox))
         if engine == "bwrap" and made.template.user is not None:
@@ -108,24 +156,27 @@ class SessionSandboxes:
             async with asyncio.timeout(self._settings.sandbox_seconds):
                 box = await self._fleet(engine).make(template, new)
         except TimeoutError:
-            raise TooLate(
-                f"sandbox {record.sandbox!r}: not made within {self._settings.sandbox_seconds:g} s "
-                "(sandbox_seconds)",
-                reason="SANDBOX_NOT_READY",
-            ) from None
+            raise self._too_late(record) from None
         except HoldfastError as error:
             raise problem_of(error, record.sandbox) from error
         self._connected[record.sandbox] = box
         if not await self._store.keeps_sandbox(record.session_id):
             # Another replica took the lease meanwhile, closed the session, and found no sandbox to remove.
             await self._remove(record.sandbox)
-            raise NotNow("another replica ended the session while its sandbox was made", reason="SESSION_CLOSED")
-        body = {"sandbox": record.sandbox, "template": made.template_name, "template_hash": template.hash}
-        await self._store.append([audit_entry(record, time.time(), "sandbox_made", **body)])
+            raise _overtaken()
+        return record, template.hash
+
+    def _too_late(self, record: SessionRecord) -> TooLate:
+        return TooLate(
+            f"sandbox {record.sandbox!r}: not made within {self._settings.sandbox_seconds:g} s (sandbox_seconds)",
+            reason="SANDBOX_NOT_READY",
+        )
 
     async def connect(self, address: str) -> ExecApi | None:
         """Connect to a sandbox of the fleet by `ENGINE:ID`; None for another address."""
         engine, _, id = address.partition(":")
+        if engine == "pool":
+            raise NotNow(f"sandbox {address!r}: the session has no sandbox yet", reason="SANDBOX_NOT_READY")
         if engine not in ENGINES or not is_id(id):
             return None
         if (box := self._connected.pop(address, None)) is not None:
@@ -180,6 +231,7 @@ class SessionSandboxes:
         if (box := self._connected.pop(address, None)) is not None:
             await box.aclose()
         await self._fleet(engine).remove(id)
+        self.pools.removed(id)
 
     async def _record_removal(self, owned: OwnedSandbox) -> None:
         try:
@@ -202,6 +254,7 @@ class SessionSandboxes:
 
     async def stop(self) -> None:
         """Finish removals, and close connections that no session uses. Sandboxes of open sessions stay."""
+        await self.pools.stop()
         if self._tasks:
             await asyncio.wait(self._tasks)
         for box in self._connected.values():
@@ -209,3 +262,7 @@ class SessionSandboxes:
         self._connected.clear()
         for fleet in self._fleets.values():
             await fleet.aclose()
+
+
+def _overtaken() -> NotNow:
+    return NotNow("another replica ended the session while its sandbox was made", reason="SESSION_CLOSED")

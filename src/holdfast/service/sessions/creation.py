@@ -93,7 +93,7 @@ class SessionCreator:
         self._leases.expect(record.session_id)
         try:
             if made is not None:
-                await self._sandboxes.make(record, made)
+                record = await self._sandboxes.make(record, made)
             return await self._open(caller, record, environment)
         except BaseException as error:
             await self._failed(record, error)

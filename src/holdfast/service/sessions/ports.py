@@ -167,8 +167,8 @@ class SandboxSource(Protocol):
         """`Denied` for the address of a sandbox that was made for a session."""
         ...
 
-    async def make(self, record: SessionRecord, made: MadeSandbox) -> None:
-        """Make the sandbox at the address of a stored session."""
+    async def make(self, record: SessionRecord, made: MadeSandbox) -> SessionRecord:
+        """Make or take the sandbox of a stored session; return the session with the sandbox's address."""
         ...
 
 
@@ -180,7 +180,8 @@ class NoSandboxes:
 
     async def check_unowned(self, address: str) -> None: ...
 
-    async def make(self, record: SessionRecord, made: MadeSandbox) -> None: ...
+    async def make(self, record: SessionRecord, made: MadeSandbox) -> SessionRecord:
+        return record
 
 
 class MetricEvent(ServiceStruct, frozen=True):

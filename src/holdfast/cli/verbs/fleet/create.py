@@ -242,7 +242,8 @@ def _bar(*, shown: bool) -> Iterator[Progress | None]:
 
     def progress(text: str, share: float | None) -> None:
         bar.start()
-        bar.update(task, description=text, completed=share or 0.0, total=None if share is None else 1.0)
+        shown = text if share is None else f"{text} {share:.0%}"
+        bar.update(task, description=shown, completed=share or 0.0, total=None if share is None else 1.0)
 
     try:
         yield progress

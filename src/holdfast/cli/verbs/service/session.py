@@ -27,7 +27,9 @@ _RUN_BYTES: Final = 4 * 1024 * 1024
 _OPEN: Final[tuple[State, ...]] = ("RUNNING", "BUSY", "IDLE", "CLOSING", "UNKNOWN")
 
 LabelOption = Annotated[list[str] | None, typer.Option("--label", metavar="K=V", help="A label; may be repeated.")]
-SandboxOption = Annotated[str, typer.Option("--sandbox", metavar="ADDR", help="A sandbox that the service allows.")]
+SandboxOption = Annotated[
+    str, typer.Option("--sandbox", metavar="ADDR", help="A sandbox that the service allows; ENGINE:new; pool:NAME.")
+]
 CwdOption = Annotated[str, typer.Option("--cwd", metavar="DIR", help="Working directory in the sandbox.")]
 EnvOption = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable.")]
 ProfileOption = Annotated[str, typer.Option("--profile", metavar="P", help="A profile of the service's rules.")]

@@ -1,0 +1,66 @@
+"""The first process of a container: it starts the server, reaps orphans, and ends on SIGTERM.
+
+The server is a fork that loads its modules once. Started by the `connect` of a client instead, it would need four
+starts of Python one after the other. Runs in containers: standard library and `msgspec` only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Final
+
+from holdfast.launch import local_server, self_exec
+
+_SIGNALS: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+
+
+def main() -> None:
+    """Start the server in the background, and reap processes until SIGTERM."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    if os.fork() == 0:
+        # Loaded in the child alone: the first process stays small.
+        from holdfast.fleet.forking_keeper import in_child
+
+        in_child(_start_server)
+    while signal.sigwait(_SIGNALS) == signal.SIGCHLD:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+
+
+def _start_server() -> None:
+    """Start the machine's server as a client would. If that fails, the first client starts it, and reports why."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    self_exec.restore_environment()
+    with local_server.hold_start_lock():
+        path = local_server.socket_path()
+        ready, report = os.pipe()
+        if os.fork() == 0:
+            from holdfast.fleet.forking_keeper import in_child
+
+            in_child(_keep, path, report)
+        os.close(report)
+        while (data := os.read(ready, 4096)) and b"\n" not in data:
+            pass
+
+
+def _keep(path: str, report: int) -> None:
+    """Become the keeper of the server that listens at `path`."""
+    from holdfast.fleet.forking_keeper import ForkingKeeper, close_all_but
+    from holdfast.runtime.durability import keeper
+
+    os.setsid()
+    null, log = os.open(os.devnull, os.O_RDWR), local_server.open_log()
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    close_all_but({0, 1, 2, report})
+    os.set_inheritable(report, True)
+    command = [*self_exec.holdfast(), "serve", "--listen", f"unix:{path}"]
+    keeper.main([str(report), "kill", *command], ForkingKeeper)
+
+
+if __name__ == "__main__":
+    main()
