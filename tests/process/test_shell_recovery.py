@@ -416,6 +416,34 @@ async def test_a_start_that_is_under_way(tmp_path: Path, gate: Path) -> None:
         assert (tmp_path / "started").read_text() == "\n"
 
 
+async def test_a_first_answer_that_came_in_two_parts(tmp_path: Path, gate: Path) -> None:
+    """A program named `sh` that sends half of its first answer, waits, and then continues as a real shell."""
+    shell_program = tmp_path / "sh"
+    shell_program.write_text(
+        f"""#!/bin/bash
+        while IFS= read -r line && [[ $line != *'>|'* ]]; do :; done
+        eval "${{line%%; {{*}}"
+        printf "trap -- 'x' USR1\\n\\0000:s::" >&0
+        echo >{tmp_path}/started
+        read x <{gate}
+        printf ':\\0/\\0/\\0\\1' >&0
+        exec /bin/sh -s
+        """
+    )
+    shell_program.chmod(0o755)
+    async with kept() as (_, box, kill):
+        opening = asyncio.create_task(box.shell(str(shell_program)))
+        while not (tmp_path / "started").exists():  # noqa: ASYNC110 - a file of another program
+            await asyncio.sleep(0.001)
+        await box.status()  # the server has read and recorded the half that was sent before the file was made
+        await kill()
+        await go(gate)
+        shell = await opening
+        assert (await shell.run("echo $0")).stdout == "/bin/sh\n"
+        await kill()
+        assert (await shell.run("echo on")).stdout == "on\n"
+
+
 async def test_a_close_that_is_under_way(tmp_path: Path) -> None:
     async with kept() as (_, box, kill):
         shell = await box.shell()

@@ -425,7 +425,9 @@ class ResumedShell(LiveShell):
         if past.ready is not None:
             program.forget_answer()
             ready.set_result(_answer(past.ready.answer))
-        elif not program.was_sent_lines:
+        elif program.was_sent_lines:
+            program.restore_answer_part(past.part)
+        else:
             program.boot(restore)
         if not program.process.running and not ready.done():
             self._on_program_exit(program.process)
