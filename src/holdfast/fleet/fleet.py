@@ -100,8 +100,14 @@ class Fleet:
         """A sandbox for the length of an `async with` block. If this process is killed, any other removes it."""
         template = make_template(template, fields)
         record = new_record(template, now=time.time(), lifetime=template.lifetime or LEASE_SECONDS, bound=True)
-        box = await self.make(template, record, progress)
-        renewing = None if template.lifetime else asyncio.create_task(self._renew(record))
+        async with self._bound(await self.make(template, record, progress)) as box:
+            yield box
+
+    @asynccontextmanager
+    async def _bound(self, box: FleetSandbox) -> AsyncIterator[FleetSandbox]:
+        """Renew the lease of a sandbox that has no lifetime of its own, and remove the sandbox at the end."""
+        record = box.ref.record
+        renewing = None if record.template.lifetime else asyncio.create_task(self._renew(record))
         try:
             yield box
         finally:
@@ -232,14 +238,30 @@ class Fleet:
 
         `labels`, `lifetime`, `idle`, `env` and limits can be given anew; the rest is as it was.
         """
+        return await self._fork(id, fields, usual=DEFAULT_LIFETIME)
+
+    @asynccontextmanager
+    async def branch(self, id: str, **fields: Any) -> AsyncIterator[FleetSandbox]:
+        """A fork for the length of an `async with` block. If this process is killed, any other removes it."""
+        ref = await self._fork(id, fields, usual=LEASE_SECONDS, bound=True)
+        try:
+            box = await self._connect(ref)
+        except BaseException:
+            await asyncio.shield(self.engine.remove(ref.id))
+            raise
+        async with self._bound(box):
+            yield box
+
+    async def _fork(self, id: str, fields: dict[str, Any], *, usual: float, bound: bool = False) -> SandboxRef:
         ref = await self.engine.get(id)
         if fields.keys() & {"image", "root", "files", "setup"}:
             raise InvalidParams("fork: image, root, files and setup are those of the forked sandbox")
         template = make_template(ref.record.template, fields)
         await self.engine.check(template)
         # The record is JSON, which has no infinite lifetime: there, such a sandbox has no expiry.
-        usual = math.inf if ref.record.expires_at is None else DEFAULT_LIFETIME
-        record = new_record(template, now=time.time(), lifetime=template.lifetime or usual, fork_of=id)
+        if ref.record.expires_at is None and not bound:
+            usual = math.inf
+        record = new_record(template, now=time.time(), lifetime=template.lifetime or usual, bound=bound, fork_of=id)
         async with self._place():
             return await self.engine.fork(ref, record)
 
