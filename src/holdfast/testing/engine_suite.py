@@ -225,6 +225,10 @@ async def a_fork_has_the_files_and_not_the_processes(fleet: Fleet, template: Tem
                 assert (await box.process("sleeper")).id == "sleeper"
         finally:
             await fleet.remove(forked.id)
+        async with fleet.forked(ref.id) as branch:
+            assert await branch.read_file("/srv/d/f") == b"one\n"
+            assert branch.ref.record.bound
+        await _raises(SandboxGone, fleet.get(branch.ref.id))
 
 
 async def many_creates_at_once_succeed(fleet: Fleet, template: Template) -> None:
