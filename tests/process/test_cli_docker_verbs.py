@@ -218,8 +218,10 @@ def test_logs_of_the_last_lines_and_of_a_time(holdfast: Holdfast) -> None:
     assert started.stdin is not None
     assert started.stdout is not None
     assert started.stdout.readline() == b"one\n"
-    middle = time.time() + 0.2  # more than the resolution of the times
-    time.sleep(0.25)
+    (first,) = lines(holdfast, "logs", "--json", "--timestamps", "said")
+    middle = json.loads(first)["time"] + 0.2  # more than the resolution of the times
+    while time.time() <= middle:
+        holdfast("ps", "--quiet")
     started.communicate(b"\n", timeout=60)
     assert holdfast("logs", "--tail", "2", "--stdout", "said").stdout == b"two\nthree"
     assert holdfast("logs", "-n", "0", "said").stdout == b""

@@ -250,18 +250,25 @@ _DEBIAN_PACKAGES: Final = (
     *("base-files", "bash", "dash", "coreutils", "sed", "grep", "gzip", "tar", "libc6", "libc-bin", "libtinfo6"),
     *("libacl1", "libattr1", "libgmp10", "libselinux1", "libpcre2-8-0", "libgcc-s1"),
 )
+#: The wheels of pip and setuptools, which `python3 -m venv` installs.
+_KEPT: Final = "/usr/share/python-wheels/"
 _LEFT_OUT: Final = ("/usr/share/", "/usr/lib/x86_64-linux-gnu/gconv/", "/usr/lib/aarch64-linux-gnu/gconv/")
 
 
-def debian_root(root: Path) -> Path:
-    """A small Debian tree with bash and the GNU tools and without Python, from this machine's own packages."""
+def debian_root(root: Path, *packages: str) -> Path:
+    """A small Debian tree with bash and the GNU tools, and with further packages, from this machine's own.
+
+    Without Python, unless its packages are given.
+    """
     need("dpkg-query")
-    listed = run(["dpkg-query", "--listfiles", *_DEBIAN_PACKAGES]).splitlines()
+    listed = run(["dpkg-query", "--listfiles", *_DEBIAN_PACKAGES, *packages]).splitlines()
     for directory in ("bin", "sbin", "lib", "lib64"):
         (root / "usr" / directory).mkdir(parents=True)
         (root / directory).symlink_to(f"usr/{directory}")
     for name in listed:
-        if not name.startswith("/") or name.startswith(_LEFT_OUT) or name in ("/.", "/etc/motd"):
+        if not name.startswith("/") or name in ("/.", "/etc/motd"):
+            continue
+        if name.startswith(_LEFT_OUT) and not name.startswith(_KEPT):
             continue
         # The machine's /bin may be a link to /usr/bin: its packages name both.
         source = Path(os.path.realpath(os.path.dirname(name)), os.path.basename(name))
