@@ -49,6 +49,8 @@ def test_ps_prints_ids_that_match_the_filters(holdfast: Holdfast, full: tuple[st
     assert lines(holdfast, "ps", "-q", "--filter", "state=ended", "--filter", "id=*oo*") == ["good"]
     assert lines(holdfast, "ps", "-q", "--all", "--filter", "id=good", "--filter", "id=web*") == ["good", "web-1"]
     assert lines(holdfast, "ps", "-q", "--filter", "exit=3") == ["bad"]
+    docker_keys = ("--filter", "status=exited", "--filter", "name=*oo*", "--filter", "exited=0")
+    assert lines(holdfast, "ps", "-q", *docker_keys) == ["good"]
     assert lines(holdfast, "ps", "-q", "--filter", "kind=terminal", "--all") == []
     assert holdfast.json("ps", "-q", "--filter", "command=sleep 1000") == ["web-1"]
     assert [info["processId"] for info in holdfast.json("ps", "--filter", "exit=0")] == ["good"]

@@ -73,6 +73,8 @@ def test_a_session_runs_in_the_sandbox_of_the_other_container(bare_docker: Conta
     run = ("--tmpfs", "/run/holdfast:uid=10001,gid=10001,mode=0700", "--volume", "hf-sandbox:/run/sandbox")
     address = "unix:/run/sandbox/server.sock"
     sandbox = bare_docker.container(image, "serve", "--listen", address, options=(*hardened, *run))
+    ready = ("exec", sandbox, "sh", "-c", "until [ -S /run/sandbox/server.sock ]; do sleep 0.1; done")
+    bare_docker(*ready)
     service = bare_docker.container(
         image, "service", "--json", options=(*hardened, *run, "--env", f"HOLDFAST_SERVICE_SANDBOX={address}")
     )
@@ -84,7 +86,7 @@ def test_a_session_runs_in_the_sandbox_of_the_other_container(bare_docker: Conta
             lines = bare_docker("logs", service).splitlines()
             token = next((json.loads(line)["operator_token"] for line in lines if "operator_token" in line), "")
         call = ("exec", "--env", f"HOLDFAST_SERVICE_TOKEN={token}", service, "holdfast", "session", "run")
-        assert bare_docker(*call, "id -u; hostname").split() == ["10001", sandbox_hostname(bare_docker, sandbox)]
+        assert bare_docker(*call, "id -u; echo $HOSTNAME").split() == ["10001", sandbox_hostname(bare_docker, sandbox)]
     finally:
         for name in (service, sandbox):
             bare_docker.remove(name)
