@@ -86,7 +86,10 @@ def test_a_session_runs_in_the_sandbox_of_the_other_container(bare_docker: Conta
             lines = bare_docker("logs", service).splitlines()
             token = next((json.loads(line)["operator_token"] for line in lines if "operator_token" in line), "")
         call = ("exec", "--env", f"HOLDFAST_SERVICE_TOKEN={token}", service, "holdfast", "session", "run")
-        assert bare_docker(*call, "id -u; echo $HOSTNAME").split() == ["10001", sandbox_hostname(bare_docker, sandbox)]
+        assert bare_docker(*call, "id -u; echo $HOSTNAME").split() == [
+            "10001",
+            sandbox_hostname(bare_docker, sandbox),
+        ]
     finally:
         for name in (service, sandbox):
             bare_docker.remove(name)
