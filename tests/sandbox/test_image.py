@@ -39,7 +39,17 @@ def image(bare_docker: ContainerEngine, tmp_path_factory: pytest.TempPathFactory
     )
     file = ROOT / "deploy/Dockerfile"
     # Without a network: `RUN` steps get none from an engine without a bridge. Each step copies the whole base.
-    arguments = ["--network", "none", "--build-arg", f"BASE={base}", "--file", file, "--tag", "hf-holdfast", ROOT]
+    arguments = [
+        "--network",
+        "none",
+        "--build-arg",
+        f"BASE={base}",
+        "--file",
+        str(file),
+        "--tag",
+        "hf-holdfast",
+        str(ROOT),
+    ]
     subprocess.run(["docker", "build", *arguments], check=True, timeout=1800)
     yield "hf-holdfast"
     bare_docker("rmi", "--force", "hf-holdfast")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from holdfast.service.settings import PREFIX, ServiceSettings
 from tests.support.parts import needs
@@ -27,10 +27,10 @@ def test_the_unit_is_valid_and_hardened(tmp_path: Path) -> None:
     unit = tmp_path / "holdfast.service"
     # The program of the unit need not be installed here.
     unit.write_text((DEPLOY / "holdfast.service").read_text().replace("/opt/holdfast/bin/holdfast", "/bin/true"))
-    verified = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    verified = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
     assert (verified.returncode, verified.stderr) == (0, "")
     # In tenths: 1.2 of 10.
-    command = ["systemd-analyze", "security", "--offline=true", "--threshold=15", unit]
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=15", str(unit)]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout[-200:]
 
