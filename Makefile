@@ -129,6 +129,10 @@ faults: $(VENV)/installed-dev parts ## five minutes of kills, stops and cuts, th
 soak: $(VENV)/installed-dev ## half an hour of mixed work and kills: does anything grow? (SOAK_SECONDS)
 	$(BIN)/python -m bench.soak --seconds $(SOAK_SECONDS)
 
+image: $(VENV)/installed-dev parts ## build the image of deploy/Dockerfile with a base from this machine's packages, and run it
+	rm -rf wheels && $(BIN)/python -m pip wheel --quiet --wheel-dir wheels '.[service,tracing,websocket]'
+	HOLDFAST_TEST_IMAGE=yes $(BIN)/python -m pytest tests/sandbox/test_image.py
+
 fuzz: $(VENV)/installed-fuzz ## random bytes to every parser, with coverage (FUZZ_SECONDS for each); FUZZ_TEXTS command texts to real shells
 	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
 	$(BIN)/python -m fuzz.shells --texts $(FUZZ_TEXTS)
@@ -137,7 +141,7 @@ peers: $(VENV)/installed-bench ## compare the live shell with others from PyPI
 	$(BIN)/python -m bench.shells
 
 clean: ## remove the virtual environments and the caches
-	rm -rf .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv-* build dist wheels .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/made:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -245,20 +246,22 @@ async def test_a_watch_without_readers_is_removed_and_begun_again(tmp_path: Path
 
 
 @needs_root
-async def test_a_directory_without_permission_is_reported(server: RunningServer, tmp_path: Path) -> None:
+async def test_a_directory_without_permission_is_reported() -> None:
     """By a server of another user: root may read every directory."""
-    for each in (tmp_path, *tmp_path.parents[:2]):
-        each.chmod(0o777)
-    (tmp_path / "secret").mkdir(mode=0o700)
-    async with holdfast.connect("inprocess") as box:
-        os.seteuid(65534)
-        try:
-            async with box.watch(tmp_path, recursive=True) as events:
-                event = await anext(events)
-            with pytest.raises(PermissionRefused):
-                await box.watch(tmp_path / "secret").start()
-        finally:
-            os.seteuid(0)
+    # Not pytest's directory, which only its own user may enter.
+    with tempfile.TemporaryDirectory(prefix="hf-watch-") as directory:
+        secret = os.path.join(directory, "secret")
+        os.chmod(directory, 0o755)
+        os.mkdir(secret, 0o700)
+        async with holdfast.connect("inprocess") as box:
+            os.seteuid(65534)
+            try:
+                async with box.watch(directory, recursive=True) as events:
+                    event = await anext(events)
+                with pytest.raises(PermissionRefused):
+                    await box.watch(secret).start()
+            finally:
+                os.seteuid(0)
     assert (event.kind, event.name) == ("overflow", "secret")
     assert "ermission" in event.reason
 

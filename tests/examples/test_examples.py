@@ -1,4 +1,4 @@
-"""The programs of examples/ run: the agent against a scripted model, pdb, and an evaluation that is killed."""
+"""The programs of examples/ run: against a scripted model, a page, a service, and an evaluation that is killed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ import pytest
 
 from holdfast.fleet.directories import DIRECTORY_VARIABLE
 from holdfast.fleet.fleet import Fleet
+from tests.service.running_service import new_place, running_service
+from tests.support.servers import running_server
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -114,3 +118,31 @@ async def test_an_evaluation_that_was_killed_continues_and_leaves_nothing(
     async with Fleet("local") as fleet:
         assert not await fleet.list(labels={"run": str(results)})
     assert not [process for process in processes() if str(fleet_directory) in process]
+
+
+async def test_the_dev_server_is_reachable_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<p>a page of the sandbox")
+    with running_server() as server:
+        command = [sys.executable, str(EXAMPLES / "dev_server.py"), server.address("unix"), str(tmp_path)]
+        program = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert program.stdout is not None
+        url = (await asyncio.wait_for(program.stdout.readline(), 120)).decode().strip()
+        page = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=60).read())
+        assert page == b"<p>a page of the sandbox"
+        program.send_signal(signal.SIGINT)
+        await asyncio.wait_for(program.communicate(), 60)
+        assert program.returncode == 0
+        assert not [each for each in processes() if "http.server" in each and server.mark in each]
+
+
+async def test_an_approval_is_answered() -> None:
+    with new_place() as place:
+        rules = Path(place.directory) / "rules.toml"
+        # The rules of the example itself.
+        text = (EXAMPLES / "approval.py").read_text()
+        rules.write_text("\n".join(line.strip() for line in text.partition("answers:\n")[2].splitlines()[1:4]))
+        with running_service(place, "--rules", str(rules)) as service:
+            url = f"http://{service.grpc}"
+            printed = await output_of("approval.py", url, HOLDFAST_SERVICE_TOKEN=service.operator)
+    assert printed.splitlines()[:2] == ["echo started: started", "touch report.txt && ls: report.txt"]
+    assert printed.splitlines()[2].startswith("touch /tmp/elsewhere: refused: ")

@@ -49,6 +49,8 @@ def test_ps_prints_ids_that_match_the_filters(holdfast: Holdfast, full: tuple[st
     assert lines(holdfast, "ps", "-q", "--filter", "state=ended", "--filter", "id=*oo*") == ["good"]
     assert lines(holdfast, "ps", "-q", "--all", "--filter", "id=good", "--filter", "id=web*") == ["good", "web-1"]
     assert lines(holdfast, "ps", "-q", "--filter", "exit=3") == ["bad"]
+    docker_keys = ("--filter", "status=exited", "--filter", "name=*oo*", "--filter", "exited=0")
+    assert lines(holdfast, "ps", "-q", *docker_keys) == ["good"]
     assert lines(holdfast, "ps", "-q", "--filter", "kind=terminal", "--all") == []
     assert holdfast.json("ps", "-q", "--filter", "command=sleep 1000") == ["web-1"]
     assert [info["processId"] for info in holdfast.json("ps", "--filter", "exit=0")] == ["good"]
@@ -218,8 +220,10 @@ def test_logs_of_the_last_lines_and_of_a_time(holdfast: Holdfast) -> None:
     assert started.stdin is not None
     assert started.stdout is not None
     assert started.stdout.readline() == b"one\n"
-    middle = time.time() + 0.2  # more than the resolution of the times
-    time.sleep(0.25)
+    (first,) = lines(holdfast, "logs", "--json", "--timestamps", "said")
+    middle = json.loads(first)["time"] + 0.2  # more than the resolution of the times
+    while time.time() <= middle:
+        holdfast("ps", "--quiet")
     started.communicate(b"\n", timeout=60)
     assert holdfast("logs", "--tail", "2", "--stdout", "said").stdout == b"two\nthree"
     assert holdfast("logs", "-n", "0", "said").stdout == b""

@@ -178,7 +178,7 @@ def test_mistakes_are_one_line(operator: Operator) -> None:
         (("close", "none"), "none", 1),
         (("list", "--service", "ftp://x"), "service address 'ftp://x'", 1),
         (("list", "--token-file", "/dev/null"), "no token in this file", 1),
-        (("lost",), "no sub-verb 'lost'", 2),
+        (("lost",), "no sub-verb 'lost'; did you mean 'list'?", 2),
     ):
         done = operator(*arguments)
         assert (done.returncode, done.stdout) == (code, ""), arguments

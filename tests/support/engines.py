@@ -276,13 +276,15 @@ _DEBIAN_PACKAGES: Final = (
     *("base-files", "bash", "dash", "coreutils", "sed", "grep", "gzip", "tar", "libc6", "libc-bin", "libtinfo6"),
     *("libacl1", "libattr1", "libgmp10", "libselinux1", "libpcre2-8-0", "libgcc-s1"),
 )
+#: The wheels of pip and setuptools, which `python3 -m venv` installs.
+_KEPT: Final = ("/usr/share/perl5/", "/usr/share/python-wheels/")
 _LEFT_OUT: Final = ("/usr/share/", "/usr/lib/x86_64-linux-gnu/gconv/", "/usr/lib/aarch64-linux-gnu/gconv/")
 
 
 def debian_root(root: Path, *more: str) -> Path:
-    """A small Debian tree with bash and the GNU tools and without Python, from this machine's own packages.
+    """A small Debian tree with bash and the GNU tools, from this machine's own packages.
 
-    `more` are further packages; the libraries of their programs come with them.
+    `more` are further packages; the libraries of their programs come with them. Without Python, unless it is one.
     """
     need("dpkg-query")
     listed = run(["dpkg-query", "--listfiles", *_DEBIAN_PACKAGES, *more]).splitlines()
@@ -296,7 +298,7 @@ def debian_root(root: Path, *more: str) -> Path:
     for name in listed:
         if not name.startswith("/") or name in ("/.", "/etc/motd"):
             continue
-        if name.startswith(_LEFT_OUT) and not name.startswith("/usr/share/perl5/"):
+        if name.startswith(_LEFT_OUT) and not name.startswith(_KEPT):
             continue
         # The machine's /bin may be a link to /usr/bin: its packages name both.
         source = Path(os.path.realpath(os.path.dirname(name)), os.path.basename(name))

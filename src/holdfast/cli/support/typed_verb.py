@@ -17,6 +17,7 @@ import typer
 
 from holdfast.cli import VERBS
 from holdfast.cli.support.exit_codes import BROKEN_PIPE, FAILED, INTERRUPTED, OURS, USAGE, describe, exit_code_of
+from holdfast.cli.support.near_ids import suggestion
 from holdfast.cli.support.text import complain, discard_stdout
 from holdfast.errors import HoldfastError, InvalidParams
 
@@ -47,7 +48,8 @@ def run(verb: str, arguments: list[str]) -> int:
     if sub_verbs and arguments and not arguments[0].startswith("-"):
         sub_verb, *arguments = arguments
         if sub_verb not in sub_verbs:
-            complain(f"{verb}: no sub-verb {sub_verb!r}; there are {', '.join(sub_verbs)}")
+            hint = suggestion((sub_verb,), sub_verbs) or f"; there are {', '.join(sub_verbs)}"
+            complain(f"{verb}: no sub-verb {sub_verb!r}{hint}")
             return USAGE
         command, epilog = sub_verbs[sub_verb], ""
         verb = f"{verb} {sub_verb}"

@@ -32,11 +32,16 @@ class Filters:
     """
 
     KEYS = ("id", "state", "exit", "command", "user", "kind")
+    #: The keys of `docker ps`, and the value of one of them.
+    DOCKER_KEYS: Mapping[str, str] = {"name": "id", "status": "state", "exited": "exit"}
 
     def __init__(self, texts: Sequence[str] = ()) -> None:
         self._values: dict[str, list[str]] = {}
         for text in texts:
             key, equals, value = text.partition("=")
+            if key == "status" and value == "exited":
+                value = "ended"
+            key = self.DOCKER_KEYS.get(key, key)
             if not equals or key not in self.KEYS:
                 raise ValueError(f"--filter {text}: write KEY=VALUE; the keys are {', '.join(self.KEYS)}")
             allowed = {"state": _STATES, "kind": _KINDS}.get(key)

@@ -1,0 +1,110 @@
+"""The image of deploy/Dockerfile: built by a real engine without a network, small, and not root. `make image`.
+
+The base is made from this machine's packages, and the wheels are those of `make image`: no registry is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.engines import ContainerEngine, debian_root
+
+ROOT = Path(__file__).parents[2]
+#: Python with `venv`, and the libraries of the wheels.
+PYTHON = (
+    *("python3", "python3-minimal", "python3.11", "python3.11-minimal", "python3.11-venv", "python3-distutils"),
+    *("libpython3-stdlib", "libpython3.11-minimal", "libpython3.11-stdlib", "python3-pip-whl"),
+    *("python3-setuptools-whl", "libexpat1", "zlib1g", "libssl3", "libsqlite3-0", "libffi8", "libbz2-1.0"),
+    *("liblzma5", "libuuid1", "libncursesw6", "libreadline8", "libdb5.3", "libstdc++6", "libtirpc3", "libnsl2"),
+    *("libgssapi-krb5-2", "libkrb5-3", "libk5crypto3", "libkrb5support0", "libcom-err2", "libkeyutils1"),
+)
+#: What Python and its packages take; a second copy of them, a compiler or a cache would exceed it.
+LARGEST_ADDED = 250 * 1024 * 1024
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("HOLDFAST_TEST_IMAGE"), reason="runs in `make image`, which takes minutes"
+)
+
+
+@pytest.fixture(scope="module")
+def image(bare_docker: ContainerEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    base = bare_docker.image(
+        debian_root(tmp_path_factory.mktemp("python") / "root", *PYTHON), "hf-python:3.11-slim"
+    )
+    file = ROOT / "deploy/Dockerfile"
+    # Without a network: `RUN` steps get none from an engine without a bridge. Each step copies the whole base.
+    arguments = [
+        "--network",
+        "none",
+        "--build-arg",
+        f"BASE={base}",
+        "--file",
+        str(file),
+        "--tag",
+        "hf-holdfast",
+        str(ROOT),
+    ]
+    subprocess.run(["docker", "build", *arguments], check=True, timeout=1800)
+    yield "hf-holdfast"
+    bare_docker("rmi", "--force", "hf-holdfast")
+
+
+def test_the_image_is_small_and_not_root(bare_docker: ContainerEngine, image: str) -> None:
+    (made,) = json.loads(bare_docker("inspect", image))
+    (base,) = json.loads(bare_docker("inspect", "hf-python:3.11-slim"))
+    assert made["Config"]["User"] == "10001:10001"
+    assert made["Size"] - base["Size"] < LARGEST_ADDED
+    run = (
+        "run",
+        "--rm",
+        "--network",
+        "none",
+        "--read-only",
+        "--cap-drop",
+        "ALL",
+        "--entrypoint",
+        "sh",
+        image,
+        "-c",
+    )
+    assert bare_docker(*run, "id -u; holdfast --version; ls /opt/holdfast/bin").splitlines()[0] == "10001"
+    assert "pip" not in bare_docker(*run, "ls /opt/holdfast/bin").split()
+
+
+def test_a_session_runs_in_the_sandbox_of_the_other_container(bare_docker: ContainerEngine, image: str) -> None:
+    """The two containers of compose.yaml, with the same options: they share a socket and nothing else."""
+    hardened = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true", "--tmpfs", "/tmp")
+    run = ("--tmpfs", "/run/holdfast:uid=10001,gid=10001,mode=0700", "--volume", "hf-sandbox:/run/sandbox")
+    address = "unix:/run/sandbox/server.sock"
+    sandbox = bare_docker.container(image, "serve", "--listen", address, options=(*hardened, *run))
+    ready = ("exec", sandbox, "sh", "-c", "until [ -S /run/sandbox/server.sock ]; do sleep 0.1; done")
+    bare_docker(*ready)
+    service = bare_docker.container(
+        image, "service", "--json", options=(*hardened, *run, "--env", f"HOLDFAST_SERVICE_SANDBOX={address}")
+    )
+    try:
+        token = ""
+        while not token:
+            state = json.loads(bare_docker("inspect", service))[0]["State"]
+            assert state["Running"], bare_docker("logs", service)
+            lines = bare_docker("logs", service).splitlines()
+            token = next((json.loads(line)["operator_token"] for line in lines if "operator_token" in line), "")
+        call = ("exec", "--env", f"HOLDFAST_SERVICE_TOKEN={token}", service, "holdfast", "session", "run")
+        assert bare_docker(*call, "id -u; echo $HOSTNAME").split() == [
+            "10001",
+            sandbox_hostname(bare_docker, sandbox),
+        ]
+    finally:
+        for name in (service, sandbox):
+            bare_docker.remove(name)
+
+
+def sandbox_hostname(docker: ContainerEngine, name: str) -> str:
+    hostname: str = json.loads(docker("inspect", name))[0]["Config"]["Hostname"]
+    return hostname
