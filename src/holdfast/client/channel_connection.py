@@ -223,6 +223,7 @@ class ChannelConnection(ClientConnection):
 
     async def aclose(self) -> None:
         """Close. A command that carried the channel has ended on return."""
+        await self.finish_clean_up()
         if self._reconnecting is not None:
             self._reconnecting.cancel()
             await asyncio.wait([self._reconnecting])

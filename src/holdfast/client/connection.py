@@ -216,7 +216,8 @@ class ClientConnection(ABC):
         """Run `work`, which calls through this connection, and return whether it has ended.
 
         Waits while the connection is up, for `CLEAN_UP_SECONDS` at most. Otherwise, and if the caller is cancelled,
-        the work continues in the background until the connection is closed or lost for good.
+        the work continues in the background until the connection is lost for good, or closed: a close waits for
+        it, for `CLEAN_UP_SECONDS` again.
         """
         if len(self._cleaning) >= MAX_CLEAN_UPS:
             work.close()
@@ -238,6 +239,11 @@ class ClientConnection(ABC):
     def _cleaned(self, task: asyncio.Task[Any]) -> None:
         self._cleaning.discard(task)
         take_error(task)
+
+    async def finish_clean_up(self) -> None:
+        """Wait for the clean-ups under way, for `CLEAN_UP_SECONDS` at most: a broken connection may come back."""
+        if self._cleaning and self.failure is None:
+            await asyncio.wait({*self._cleaning}, timeout=CLEAN_UP_SECONDS)
 
     async def end_clean_up(self) -> None:
         """Cancel all clean-ups and wait for their end."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.client.channel_connection import ChannelConnection
-from holdfast.client.connection import MAX_CLEAN_UPS
+from holdfast.client.connection import CLEAN_UP_SECONDS, MAX_CLEAN_UPS
 from holdfast.client.process import Process
 from holdfast.client.remote import RemoteExec
 from holdfast.client.sandbox import Sandbox
@@ -1010,17 +1010,32 @@ async def test_a_cancelled_call_returns_at_once_and_cleans_up_when_the_server_is
 
 
 @pytest.mark.parametrize(("operation", "request_name"), OPERATIONS, ids=lambda each: getattr(each, "__name__", ""))
-async def test_closing_gives_up_what_waits_to_be_cleaned_up(
-    server: FakeServer, connection: ChannelConnection, operation: Operation, request_name: str
+async def test_closing_gives_up_clean_ups_of_a_server_that_stays_away(
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock, operation: Operation, request_name: str
 ) -> None:
     task, logged = await _cancelled_out_of_reach(server, connection, operation)
     assert task.done()
-    await connection.aclose()
+    closing = asyncio.create_task(connection.aclose())
+    await clock.advance(CLEAN_UP_SECONDS)
+    await closing
     await settle()
     assert asyncio.all_tasks() == {asyncio.current_task()}
     del task
     gc.collect()
     assert logged == []
+
+
+@pytest.mark.parametrize(("operation", "request_name"), OPERATIONS, ids=lambda each: getattr(each, "__name__", ""))
+async def test_closing_waits_for_clean_ups_of_a_server_that_comes_back(
+    server: FakeServer, connection: ChannelConnection, clock: FakeClock, operation: Operation, request_name: str
+) -> None:
+    await _cancelled_out_of_reach(server, connection, operation)
+    closing = asyncio.create_task(connection.aclose())
+    await settle()
+    server.unreachable = None
+    await clock.advance(CLEAN_UP_SECONDS)
+    await closing
+    assert not request_name or server.asked(request_name) >= 1
 
 
 async def test_a_cancelled_call_returns_when_the_connection_is_lost_while_it_cleans_up(
