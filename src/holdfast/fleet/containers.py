@@ -95,7 +95,7 @@ class ContainerEngine(Engine):
     async def check(self, template: Template) -> None:
         await super().check(template)
         if template.image is None:
-            self.refuse("image", "missing")
+            self.refuse("image", "a container is made of an image; name one")
         if template.options.get("pull", "missing") not in ("missing", "always", "never"):
             self.refuse("options", "pull: one of missing, always, never")
         if not isinstance(template.options.get("arguments", ()), list | tuple):

@@ -405,4 +405,6 @@ async def _apply(box: Sandbox, template: Template, progress: Progress | None) ->
         result = await box.exec(command)
         if result.exit_code != 0:
             said = (result.stderr or result.stdout)[-SETUP_OUTPUT_CHARACTERS:].strip()
-            raise SandboxError(f"setup: {shlex.join(command)}: exit code {result.exit_code}: {said}")
+            raise SandboxError(
+                f"setup: {shlex.join(command)}: exit code {result.exit_code}: {said or 'it printed nothing'}"
+            )
