@@ -19,7 +19,8 @@ from tests.support.engines import Missing, debian_root, docker_engine
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[E2BServer]:
     try:
         with docker_engine() as engine:
-            os.environ["E2B_TEST_IMAGE"] = engine.image(debian_root(tmp_path_factory.mktemp("root")), "holdfast-e2b")
+            root = debian_root(tmp_path_factory.mktemp("root"))
+            os.environ["E2B_TEST_IMAGE"] = engine.image(root, "holdfast-e2b")
             with e2b_server("docker", "--max-sandboxes", "8") as made:
                 yield made
     except Missing as missing:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2b import BuildException, Sandbox, SandboxException, Template
+from e2b import BuildException, NotEnoughSpaceException, Sandbox, SandboxException, Template
 from e2b_code_interpreter import AsyncSandbox as AsyncInterpreter, Sandbox as Interpreter
 
 from tests.integrations.e2b.server_process import DOMAIN, E2BServer, e2b_server
@@ -167,6 +167,27 @@ def test_a_sandbox_ends_at_its_timeout(server: E2BServer) -> None:
         handle.wait()
     assert any(not box.is_running() for _ in range(5_000))
     assert box.kill() is False
+
+
+def test_a_full_disk_and_a_denied_network_are_those_of_the_sandbox(server: E2BServer) -> None:
+    box = Sandbox.create("small")
+    with pytest.raises(NotEnoughSpaceException):
+        box.files.write("/tmp/large", bytes(32 * 1024 * 1024))
+    assert box.files.exists("/tmp/large") is False
+    box.kill()
+
+    devices = "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '"
+    denied = Sandbox.create("open", allow_internet_access=False)
+    assert denied.commands.run(devices).stdout == "lo\n"
+    assert denied.get_info().allow_internet_access is False
+    denied.kill()
+    filtered = Sandbox.create("open", network={"deny_out": ["0.0.0.0/0"], "allow_out": ["example.com"]})
+    assert filtered.commands.run(devices).stdout == "lo\n"
+    assert "http" in filtered.commands.run("echo $https_proxy").stdout
+    network = filtered.get_info().network
+    assert network is not None
+    assert network["allow_out"] == ["example.com"]
+    filtered.kill()
 
 
 def test_a_template_is_built_from_steps_and_files(server: E2BServer, tmp_path: Path) -> None:
