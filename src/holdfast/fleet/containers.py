@@ -246,9 +246,8 @@ class ContainerEngine(Engine):
         if record is None or container["Name"].removeprefix("/") != record.id:
             return None
         state = _STATES.get(container["State"]["Status"], "ended")
-        # An extension never shortens a life: it is the later one.
-        ends = (record.expires_at, leases.get(record.id, record.expires_at))
-        expires_at = None if None in ends else max(end for end in ends if end is not None)
+        # The lease is the later decision, and may be a shorter life.
+        expires_at = leases.get(record.id, record.expires_at)
         return make_ref(self.name, f"{self.name}:{record.id}", record, state, expires_at=expires_at)
 
     async def open(self, ref: SandboxRef, *, reconnect_deadline: float) -> ExecApi:

@@ -68,6 +68,9 @@ class FleetSandbox(Sandbox):
         """`egress` is the proxy of a network allow-list; this object closes it."""
         super().__init__(api, user=user, cwd=cwd, env=env)
         self.ref = ref
+        #: The user and the variables of every call, beside those of the sandbox itself.
+        self.default_user = user
+        self.variables = dict(env or {})
         self._egress = egress
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import uvicorn
 
+from holdfast.errors import InvalidParams
 from holdfast.fleet.fleet import Fleet
 from holdfast.integrations.e2b.application import Application
 from holdfast.integrations.e2b.control.sandboxes import Sandboxes
@@ -67,7 +68,11 @@ async def serving(settings: E2BSettings) -> AsyncIterator[Started]:
     async with Fleet(settings.engine) as fleet:
         # An engine that is missing, or a template that it cannot make, is an error of the start.
         for template in {id(each): each for each in templates.values()}.values():
-            await fleet.engine.check(template)
+            try:
+                await fleet.engine.check(template)
+            except InvalidParams as error:
+                hint = "" if settings.templates else "; name a template in a file: --templates FILE, docs/e2b.md"
+                raise InvalidParams(f"{error.message}{hint}") from None
         sandboxes = Sandboxes(fleet, templates, settings)
         keys = Keyring(key)
         try:
