@@ -164,9 +164,12 @@ class _Exchange:
 
         assert self._response is not None
         try:
-            return self._response.read1(PIECE_BYTES)
+            piece = self._response.read1(PIECE_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise self._failure(error) from None
+        if not piece and self._response.length:
+            raise PortUnavailable(f"{self._params.url}: {self._response.length} bytes are missing at the end")
+        return piece
 
     def read_all(self) -> bytes:
         body = bytearray()
