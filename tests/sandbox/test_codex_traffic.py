@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -17,6 +18,7 @@ from holdfast.wire.methods import methods, notifications
 from tests.support.parts import needs
 from tests.support.servers import RunningServer, server_environment
 
+from .real_agents import ALL_CHECKS
 from .recording_relay import RECEIVED, SENT, Traffic, WebSocketRelay
 from .test_codex_client import Script, codex, command, program, server, workspace
 
@@ -68,7 +70,7 @@ async def relay(server: RunningServer, tmp_path: Path) -> AsyncIterator[WebSocke
         yield relay
 
 
-@pytest.fixture(params=["websocket", "stdio"])
+@pytest.fixture(params=["websocket", "stdio"] if ALL_CHECKS else ["websocket"])
 def home(request: pytest.FixtureRequest, relay: WebSocketRelay, tmp_path: Path) -> Path:
     if request.param == "websocket":
         return home_with(f"url = {json.dumps(relay.url)}", tmp_path)
@@ -141,6 +143,7 @@ async def test_everything_in_a_workspace(
     assert all(each["params"]["sandbox"]["permissions"]["type"] == "managed" for each in written)
 
 
+@pytest.mark.skipif(not ALL_CHECKS, reason="only in `make agents`")
 async def test_nothing_is_written_under_read_only(
     codex: list[str], server: RunningServer, home: Path, workspace: Path, tmp_path: Path
 ) -> None:
@@ -183,3 +186,42 @@ async def test_a_connection_that_breaks_is_resumed(
     assert resumed[0] is None
     assert resumed[1] is not None
     assert any(each.get("result", {}).get("sessionId") == resumed[1] for each in traffic.messages(RECEIVED))
+
+
+@pytest.mark.skipif(not ALL_CHECKS, reason="only in `make agents`")
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+async def test_an_mcp_server_in_the_environment(
+    codex: list[str], server: RunningServer, relay: WebSocketRelay, workspace: Path, tmp_path: Path, transport: str
+) -> None:
+    """The CLI starts it by `process/start`, or reaches it by `http/request`, and never from its own machine."""
+    pytest.importorskip("mcp", reason="holdfast mcp needs mcp: install holdfast[mcp]")
+    from tests.mcp.connections import TOKEN, http_server, variables
+
+    home = home_with(f"url = {json.dumps(relay.url)}", tmp_path)
+    async with contextlib.AsyncExitStack() as stack:
+        env = ", ".join(f"{name} = {json.dumps(value)}" for name, value in variables(tmp_path).items())
+        settings = {
+            "environment_id": '"box"',
+            "required": "true",
+            "startup_timeout_sec": "100",
+        }
+        if transport == "stdio":
+            settings["command"] = json.dumps(sys.executable)
+            settings["args"] = json.dumps(["-m", "holdfast", "mcp", "--sandbox", "inprocess"])
+            settings["cwd"] = json.dumps(str(workspace))
+            settings["env"] = f"{{ {env} }}"
+        else:
+            url = await stack.enter_async_context(http_server(tmp_path, "--sandbox", "inprocess"))
+            settings["url"] = json.dumps(url)
+            settings["http_headers"] = f'{{ Authorization = "Bearer {TOKEN}" }}'
+        words = [word for name, value in settings.items() for word in ("-c", f"mcp_servers.inner.{name}={value}")]
+        results = await run(
+            *(codex, server, home, workspace, "danger-full-access"),
+            [call("mcp__inner__exec_command", {"cmd": "echo from-the-$((40 + 2))"})],
+            *words,
+        )
+    assert "from-the-42" in results[0]
+    traffic = Traffic(tmp_path / "traffic")
+    check(traffic)
+    used = "process/write" if transport == "stdio" else "http/request"
+    assert used in traffic.called()
