@@ -11,7 +11,7 @@ VENV := .venv-$(VERSION)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fresh parts lint docs picture proto format bench engines integrations integrations-all faults soak fuzz peers clean
+.PHONY: help demo test fresh parts lint docs picture proto format bench engines agents integrations integrations-all faults soak fuzz peers clean
 
 # How long: each target of `make fuzz`, and all of `make soak`.
 FUZZ_SECONDS ?= 30
@@ -112,6 +112,9 @@ docs: $(VENV)/installed-dev ## build the documentation site into build/site; a b
 
 engines: $(VENV)/installed-dev parts ## run every check of sandboxes over every engine
 	HOLDFAST_ALL_ENGINE_CHECKS=yes $(BIN)/python -m pytest tests/sandbox/test_fleet_engines.py
+
+agents: $(VENV)/installed-dev parts ## run every check with real agents, Claude Code and Codex, as clients
+	HOLDFAST_ALL_AGENT_CHECKS=yes $(BIN)/python -m pytest tests/mcp/test_mcp_agents.py tests/sandbox/test_codex_client.py tests/sandbox/test_codex_traffic.py
 
 integrations: ## make the environments of other software, in ~/.cache/holdfast-integrations (one: ONLY=NAME)
 	$(PYTHON) tests/support/integrations.py $(ONLY)

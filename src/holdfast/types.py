@@ -421,6 +421,8 @@ class EnvironmentInfo(Struct, frozen=True):
     features: tuple[str, ...] = ()
     #: The command that runs holdfast there, without the verb.
     holdfast: tuple[str, ...] = ()
+    #: The parts of the Codex protocol that the server has, by name; only for clients of that protocol.
+    capabilities: dict[str, bool] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ClientInfo(Struct, frozen=True):
