@@ -174,8 +174,8 @@ class FileApi(Protocol):
 
     async def set_attributes(self, path: str, attributes: FileAttributes, *, user: str | None = None) -> None: ...
 
-    async def real_path(self, path: str, *, user: str | None = None) -> str:
-        """The path without symbolic links; `FileNotFound` if it does not exist."""
+    async def real_path(self, path: str, *, strict: bool = True, user: str | None = None) -> str:
+        """The path without symbolic links; `FileNotFound` if it is `strict` and does not exist."""
 
 
 class ExecApi(Protocol):

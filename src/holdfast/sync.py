@@ -50,6 +50,7 @@ from holdfast.client import exec_remote, host_call, process, sandbox, shell, ter
 from holdfast.client.collect import StreamTails
 from holdfast.client.defaults import StrPath
 from holdfast.client.endings import Endings
+from holdfast.client.loops import run_in
 from holdfast.config import ExecServerConfig
 from holdfast.errors import HoldfastError, InternalError, InvalidParams, InvalidRequest
 from holdfast.fleet import fleet, pool
@@ -110,52 +111,11 @@ class LoopThread:
         asyncio.run(main())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the loop and wait for its result.
-
-        Ctrl-C cancels the work and waits for its end, so that a command is killed before `KeyboardInterrupt` is
-        raised; a second Ctrl-C does not wait.
-        """
-        if threading.current_thread() is self._thread or self._stopped.is_set():
+        """Run `work` in the loop and wait for its result; see `run_in`."""
+        if self._stopped.is_set():
             work.close()
-            raise InvalidRequest(
-                "the sandbox is closed" if self._stopped.is_set() else "called from inside its own event loop"
-            )
-        done: concurrent.futures.Future[T] = concurrent.futures.Future()
-        tasks: list[asyncio.Task[T]] = []
-
-        def begin() -> None:
-            task = self._loop.create_task(work)
-            tasks.append(task)
-            task.add_done_callback(finish)
-
-        def finish(task: asyncio.Task[T]) -> None:
-            if task.cancelled():
-                cancelled()
-            elif (error := task.exception()) is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(task.result())
-
-        def cancelled() -> None:
-            done.cancel()
-            # `concurrent.futures.wait` ignores a cancelled future before this call.
-            done.set_running_or_notify_cancel()
-
-        def interrupt() -> None:
-            if tasks:
-                tasks[0].cancel()
-            else:
-                # The interrupt came before the work started.
-                work.close()
-                cancelled()
-
-        try:
-            self._loop.call_soon_threadsafe(begin)
-            return done.result()
-        except KeyboardInterrupt:
-            self._loop.call_soon_threadsafe(interrupt)
-            concurrent.futures.wait((done,))
-            raise
+            raise InvalidRequest("the sandbox is closed")
+        return run_in(self._loop, work)
 
     @property
     def closed(self) -> bool:
@@ -496,6 +456,11 @@ class Sandbox(_Closing[sandbox.Sandbox]):
         self._context = context
         self._owns_loop = owns_loop
 
+    @property
+    def asynchronous(self) -> sandbox.Sandbox:
+        """The same sandbox for coroutines; they run in its `loop`, a thread of this object."""
+        return self._inner
+
     def close(self) -> None:
         """Close the connection, and remove a sandbox that `create` made. Closing twice is no error."""
         context, self._context = self._context, None
@@ -523,6 +488,7 @@ class Sandbox(_Closing[sandbox.Sandbox]):
     apply_patch = _Blocking(sandbox.Sandbox.apply_patch)
     list_dir = _Blocking(sandbox.Sandbox.list_dir)
     stat = _Blocking(sandbox.Sandbox.stat)
+    real_path = _Blocking(sandbox.Sandbox.real_path)
     exists = _Blocking(sandbox.Sandbox.exists)
     remove = _Blocking(sandbox.Sandbox.remove)
     make_dir = _Blocking(sandbox.Sandbox.make_dir)

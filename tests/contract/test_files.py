@@ -193,6 +193,10 @@ async def test_errors_name_the_path_and_are_pythons_own(box: Sandbox, place: Pat
     with pytest.raises(NotADirectory) as no_directory:
         await box.list_dir(place / "file")
     assert isinstance(no_directory.value, builtins.NotADirectoryError)
+    with pytest.raises(NotADirectory):
+        await box.write_file(place / "file" / "below", b"")
+    with pytest.raises(NotADirectory):
+        await box.make_dir(place / "file" / "below")
     with pytest.raises(FileExists) as exists:
         await box.make_dir(place / "full", exist_ok=False)
     assert isinstance(exists.value, builtins.FileExistsError)
@@ -230,6 +234,9 @@ async def test_stat_tells_what_it_is(box: Sandbox, place: Path) -> None:
     assert (link.type, link.target) == ("symlink", "file")
     assert await box.exists(place / "file")
     assert not await box.exists(place / "missing")
+    assert await box.real_path(place / "missing" / ".." / "file") == str(place / "file")
+    with pytest.raises(FileNotFound):
+        await box.real_path(place / "missing", strict=True)
     assert not await box.exists(place / "file" / "below")
 
 

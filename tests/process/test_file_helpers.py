@@ -60,7 +60,7 @@ OPERATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("read", {"path": "{place}/d/small", "offset": 0, "size": 100}),
     ("stat", {"path": "{place}/d", "follow": True}),
     ("make_link", {"path": "{place}/d/link", "target": "small"}),
-    ("real_path", {"path": "{place}/d/link"}),
+    ("real_path", {"path": "{place}/d/link", "strict": True}),
     ("set_attributes", {"path": "{place}/d/small", "mode": 0o600, "mtime_ns": 2}),
     ("copy", {"source": "{place}/d", "target": "{place}/copied", "recursive": True}),
     ("move", {"source": "{place}/copied", "target": "{place}/moved"}),

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,25 @@ async def test_a_tree_that_is_used_outlives_another_bundle(little: None) -> None
         assert (used / "a/file").read_bytes() == b"content"
     async with unpacked(make_package(msgspec=True)) as other:
         assert [entry.name for entry in used.parent.iterdir()] == [other.name]
+
+
+async def test_a_tree_that_another_process_removed_before_its_lock_is_unpacked_again(
+    little: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    make = tempfile.mkdtemp
+
+    def mkdtemp(**options: Any) -> str:
+        made.append(make(**options))
+        if len(made) == 1:
+            os.rmdir(made[0])
+        return made[-1]
+
+    package = make_package(msgspec=False)
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    async with unpacked(package) as tree:
+        assert (tree / "a/file").read_bytes() == b"content"
+    assert len(made) == 2
 
 
 def test_h11_is_in_it_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

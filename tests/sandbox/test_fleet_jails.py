@@ -71,3 +71,9 @@ async def test_no_descriptor_in_a_jail_writes_to_a_file_of_the_host(fleet_direct
     assert found, "the processes of bubblewrap are readable"
     writable = [target for flags, target, _ in found if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY]
     assert [target for target in writable if target.startswith(str(fleet_directory))] == []
+
+
+async def test_a_jail_with_the_network_of_the_host_is_in_its_namespace() -> None:
+    async with create("bwrap", network="host") as box:
+        shown = await box.exec(["readlink", "/proc/self/ns/net"])
+    assert shown.stdout.strip() == os.readlink("/proc/self/ns/net")

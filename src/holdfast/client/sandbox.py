@@ -37,7 +37,7 @@ from holdfast.client.screen.screen import preload
 from holdfast.client.shell import Shell, close_unknown
 from holdfast.client.terminal import Terminal, close_unknown as close_terminal
 from holdfast.config import ExecServerConfig
-from holdfast.errors import InvalidParams, SilenceTimeout, TerminalClosed, TimeoutError
+from holdfast.errors import InvalidParams, InvalidRequest, SilenceTimeout, TerminalClosed, TimeoutError
 from holdfast.exec_api import ExecApi
 from holdfast.sandboxes.registry import KINDS, AddressKind, check_address, target_at
 from holdfast.transport.sockets import dial
@@ -98,6 +98,13 @@ class Sandbox(SandboxFiles):
     def _api(self) -> ExecApi:
         check_loop(self._loop)
         return self._connected
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that this object belongs to."""
+        if self._loop is None:
+            raise InvalidRequest("this Sandbox was made without an event loop")
+        return self._loop
 
     @property
     def api(self) -> ExecApi:

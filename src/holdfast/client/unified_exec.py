@@ -168,6 +168,7 @@ class UnifiedExec:
         tty: bool = False,
         yield_time_ms: int = 10_000,
         max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
+        user: str | None = None,
     ) -> ToolOutput:
         """Run a command: a string by the sandbox's login shell, a list as argv.
 
@@ -180,7 +181,7 @@ class UnifiedExec:
         try:
             argv = await self._argv(cmd)
             process = await self._box.start(
-                argv, cwd=workdir, env=self._env, tty=TerminalSize() if tty else None, stdin="closed"
+                argv, cwd=workdir, env=self._env, tty=TerminalSize() if tty else None, stdin="closed", user=user
             )
         finally:
             self._starting -= 1
@@ -224,7 +225,7 @@ class UnifiedExec:
         parsed = parse_call(call, format)
         try:
             arguments = parse_arguments(parsed)
-            window = {
+            window: dict[str, Any] = {
                 "yield_time_ms": arguments.yield_time_ms,
                 "max_output_bytes": arguments.max_output_bytes,
             }

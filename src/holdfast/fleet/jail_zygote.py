@@ -149,7 +149,9 @@ def _start(spec: dict[str, Any], descriptors: list[int]) -> None:
     signal.alarm(0)
     with open(f"/proc/{outer}/task/{outer}/children") as file:
         first = int(file.read().split()[0])
-    namespaces = [os.open(f"/proc/{first}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in NAMESPACES]
+    # A jail with the host's network shares it with us; to enter it again needs capabilities that we have left.
+    own = [name for name in NAMESPACES if not os.path.samefile(f"/proc/{first}/ns/{name}", f"/proc/self/ns/{name}")]
+    namespaces = [os.open(f"/proc/{first}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in own]
     for namespace in namespaces:
         jail_launch.call("setns", namespace, 0)
     if os.fork() == 0:  # a member of the jail's pid namespace

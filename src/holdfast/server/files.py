@@ -111,5 +111,5 @@ class FileMethods:
         await self._files.set_attributes(decode_path(params.path), wanted, user=params.user)
 
     async def real_path(self, connection: ServerConnection, params: f.FileRealPathParams) -> f.FileRealPathResult:
-        found = await self._files.real_path(decode_path(params.path), user=params.user)
+        found = await self._files.real_path(decode_path(params.path), strict=params.strict, user=params.user)
         return f.FileRealPathResult(encode_path(found))

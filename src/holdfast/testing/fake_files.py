@@ -241,9 +241,10 @@ class FakeFiles:
     async def set_attributes(self, path: str, attributes: FileAttributes, *, user: str | None = None) -> None:
         self._at(path, self._resolve(path)).take(attributes)
 
-    async def real_path(self, path: str, *, user: str | None = None) -> str:
+    async def real_path(self, path: str, *, strict: bool = True, user: str | None = None) -> str:
         place = self._resolve(path)
-        self._at(path, place)
+        if strict:
+            self._at(path, place)
         return place
 
     # --- the tree ----------------------------------------------------------------------------------------------

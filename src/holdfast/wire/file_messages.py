@@ -122,6 +122,7 @@ class FileSetAttributesParams(Struct, frozen=True, omit_defaults=True):
 class FileRealPathParams(Struct, frozen=True, omit_defaults=True):
     path: str
     user: str | None = None
+    strict: bool = True
 
 
 class FileRealPathResult(Struct, frozen=True):

@@ -166,6 +166,11 @@ class SandboxFiles:
         user = self._defaults.user(user)
         return await self._api.files.stat(self._defaults.path(path), follow=follow, user=user)
 
+    async def real_path(self, path: Path, *, strict: bool = False, user: str | None = None) -> str:
+        """The absolute path without symbolic links. Missing parts stay as they are, or, `strict`, are an error."""
+        user = self._defaults.user(user)
+        return await self._api.files.real_path(self._defaults.path(path), strict=strict, user=user)
+
     async def exists(self, path: Path, *, user: str | None = None) -> bool:
         """Whether a file exists; false for a dangling symbolic link."""
         try:

@@ -144,8 +144,8 @@ class RemoteFiles:
         params = f.FileSetAttributesParams(encode_path(path), attributes.mode, attributes.mtime_ns, user)
         await self._connection.call(methods.FILE_SET_ATTRIBUTES, params)
 
-    async def real_path(self, path: str, *, user: str | None = None) -> str:
-        params = f.FileRealPathParams(encode_path(path), user)
+    async def real_path(self, path: str, *, strict: bool = True, user: str | None = None) -> str:
+        params = f.FileRealPathParams(encode_path(path), user, strict)
         return decode_path((await self._connection.call(methods.FILE_REAL_PATH, params)).path)
 
 

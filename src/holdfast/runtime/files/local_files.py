@@ -223,8 +223,8 @@ class LocalFiles:
         wanted = _checked(path, attributes)
         await self._do("set_attributes", path, user, mode=wanted.mode, mtime_ns=wanted.mtime_ns)
 
-    async def real_path(self, path: str, *, user: str | None = None) -> str:
-        found: str = await self._do("real_path", path, user)
+    async def real_path(self, path: str, *, strict: bool = True, user: str | None = None) -> str:
+        found: str = await self._do("real_path", path, user, strict=strict)
         return found
 
     # --- threads and repeated requests -----------------------------------------------------------------------

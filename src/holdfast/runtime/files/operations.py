@@ -113,8 +113,8 @@ class FileOperations:
                 continue  # removed since
         return page, len(names) > limit
 
-    def do_real_path(self, path: str) -> str:
-        return os.path.realpath(path, strict=True)
+    def do_real_path(self, path: str, strict: bool) -> str:
+        return os.path.realpath(path, strict=strict)
 
     # --- writing ---------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class FileOperations:
         if not name or name in (".", ".."):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if make_parents and above:
-            os.makedirs(above, exist_ok=True)
+            _make_parents(above)
         with RenamedErrors(above, path):
             directory = os.open(above or ".", _DIRECTORY)
         try:
@@ -272,7 +272,7 @@ class FileOperations:
     ) -> None:
         directory = os.path.dirname(path.rstrip("/"))
         if parents and directory:
-            os.makedirs(directory, exist_ok=True)
+            _make_parents(directory)
         try:
             os.mkdir(path)
         except FileExistsError:
@@ -352,6 +352,14 @@ class FileOperations:
             os.chmod(path, mode)
         if mtime_ns is not None:
             os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
+def _make_parents(directory: str) -> None:
+    """Make the directories of a path; a file in the place of the last one is the error that it is deeper down."""
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from None
 
 
 def info(path: str, found: os.stat_result) -> Info:

@@ -89,10 +89,12 @@ def _hold(tree: str) -> int | None:
 
 
 def _extract(bundle: Bundle, target: str) -> None:
+    """Unpack the bundle to `target`. No effect if another process removed the new directory before its lock."""
     aside = tempfile.mkdtemp(prefix=f".{bundle.name}.", dir=os.path.dirname(target))
-    held = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    held = _hold(aside)
+    if held is None:
+        return
     try:
-        fcntl.flock(held, fcntl.LOCK_SH)
         with tarfile.open(bundle.path, "r:gz") as tar:
             # Python 3.11.2, which Debian 12 has, lacks filters.
             if hasattr(tarfile, "data_filter"):

@@ -1,0 +1,2 @@
+#!/bin/sh
+uname -s > /workspace/kernel.txt
