@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +38,8 @@ Action = Callable[[SandboxEnvironment], Awaitable[float]]
 
 
 async def make(provider: type[SandboxEnvironment]) -> dict[str, SandboxEnvironment]:
-    return await provider.sample_init("bench", CONFIG, {})
+    made: dict[str, SandboxEnvironment] = await provider.sample_init("bench", CONFIG, {})
+    return made
 
 
 async def remove(provider: type[SandboxEnvironment], made: dict[str, SandboxEnvironment]) -> None:
@@ -97,12 +99,12 @@ async def main() -> None:
         boxes = {name: SandboxEnvironmentProxy(each["default"]) for name, each in made.items()}
         for key, action in actions.items():
             sys.stderr.write(f"{key} ...\n")
-            contenders = {name: one(lambda box=box, action=action: action(box)) for name, box in boxes.items()}
+            contenders = {name: one(partial(action, box)) for name, box in boxes.items()}
             samples[key] = await interleave_samples(ROUNDS, TURNS[key], contenders)
     finally:
         for name, provider in PROVIDERS.items():
             await remove(provider, made[name])
-    starters = {name: one(lambda provider=provider: start(provider)) for name, provider in PROVIDERS.items()}
+    starters = {name: one(partial(start, provider)) for name, provider in PROVIDERS.items()}
     samples["start"] = await interleave_samples(ROUNDS, TURNS["start"], starters)
     print(json.dumps(samples))
 
