@@ -1,8 +1,8 @@
 """Subscriptions to events, and the hub that distributes the store's notices of new audit rows.
 
 An event is a row of kind `event`, or, for a subscriber that names `COMMAND_ENDED`, of kind `command_ended`. A
-subscription reads rows from the store at its own speed and waits for notices in between. Nothing is queued for it, so a slow subscriber delays only itself, and one that reconnects resumes after
-its token.
+subscription reads rows from the store at its own speed and waits for notices in between. Nothing is queued for it,
+so a slow subscriber delays only itself, and one that reconnects resumes after its token.
 """
 
 from __future__ import annotations
