@@ -42,6 +42,7 @@ from holdfast.exec_api import ExecApi
 from holdfast.sandboxes.registry import KINDS, AddressKind, check_address, target_at
 from holdfast.transport.sockets import dial
 from holdfast.types import (
+    AWAITED_PREFIX,
     Confinement,
     EnvironmentInfo,
     EnvPolicy,
@@ -306,7 +307,9 @@ class Sandbox(SandboxFiles):
     ) -> ProcessSpec:
         env = self._defaults.env(options.env)
         return ProcessSpec(
-            process_id=f"exec-{_new_id()}" if options.id is None else options.id,
+            process_id=f"{AWAITED_PREFIX if awaited else 'stream-'}{_new_id()}"
+            if options.id is None
+            else options.id,
             argv=argv,
             cwd=self._defaults.cwd(options.cwd),
             env=env,
@@ -318,7 +321,6 @@ class Sandbox(SandboxFiles):
             start_id=_new_id(),
             merge_stderr=options.merge_stderr,
             silence=options.silence,
-            awaited=awaited,
         )
 
     # --- host calls ----------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ from holdfast.runtime.tree.process_table import TableReader
 from holdfast.runtime.tree.process_tree import Strays, Tree
 from holdfast.runtime.tree.usage import Activity, UsageQuery, UsageSampler
 from holdfast.types import (
+    AWAITED_PREFIX,
     TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandSpec,
@@ -284,7 +285,7 @@ class LocalExec:
     ) -> ManagedProcess:
         def exited(process: ManagedProcess) -> None:
             self._leaders.discard(process.pid)
-            if not process.internal and not spec.awaited:
+            if not process.internal and not spec.process_id.startswith(AWAITED_PREFIX):
                 self._ended.add(process.info())
             if on_exit is not None:
                 on_exit(process)

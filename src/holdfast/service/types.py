@@ -27,6 +27,7 @@ EventType = Literal[
     "APPROVAL_ANSWERED",
     "LIFETIME_WARNING",
     "SESSION_ERROR",
+    "COMMAND_ENDED",
 ]
 #: Guards that the operating system can enforce; `SessionPolicy.require` and the metadata name them.
 Guard = Literal[

@@ -426,6 +426,7 @@ class SessionEvent(_message.Message):
         APPROVAL_ANSWERED: _ClassVar[SessionEvent.Type]
         LIFETIME_WARNING: _ClassVar[SessionEvent.Type]
         SESSION_ERROR: _ClassVar[SessionEvent.Type]
+        COMMAND_ENDED: _ClassVar[SessionEvent.Type]
     IDLE_WARNING: SessionEvent.Type
     IDLE_TIMEOUT: SessionEvent.Type
     RESOURCE_THRESHOLD: SessionEvent.Type
@@ -436,6 +437,7 @@ class SessionEvent(_message.Message):
     APPROVAL_ANSWERED: SessionEvent.Type
     LIFETIME_WARNING: SessionEvent.Type
     SESSION_ERROR: SessionEvent.Type
+    COMMAND_ENDED: SessionEvent.Type
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
