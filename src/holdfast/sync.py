@@ -830,6 +830,12 @@ class Fleet(_Closing[fleet.Fleet]):
         with _entered(self._loop, self._inner.block(template, progress=progress, **fields)) as box:
             yield box
 
+    @contextmanager
+    def forked(self, id: str, **fields: Any) -> Iterator[FleetSandbox]:
+        """A fork for the length of a `with` block; see `holdfast.Fleet.forked`."""
+        with _entered(self._loop, self._inner.forked(id, **fields)) as box:
+            yield box
+
     def close(self) -> None:
         """Close the connections to sandboxes and the event loop. Sandboxes stay. Closing twice is no error."""
         if self._closed:
