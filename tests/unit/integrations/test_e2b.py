@@ -47,7 +47,7 @@ def receiver(messages: Iterable[dict[str, Any]]) -> Any:
 
 def test_a_token_is_that_of_one_sandbox_and_one_use() -> None:
     keys, other = Keyring("e2b_" + "1" * 40), Keyring("e2b_" + "2" * 40)
-    tokens = {keys.token(kind, id) for kind in ("envd", "traffic", "upload") for id in ("a", "b")}  # type: ignore[arg-type]
+    tokens = {keys.token(kind, id) for kind in ("envd", "traffic", "upload") for id in ("a", "b")}
     assert len(tokens) == 6
     assert keys.accepts_token("envd", "a", keys.token("envd", "a"))
     for wrong in (None, "", "é", keys.token("traffic", "a"), keys.token("envd", "b"), other.token("envd", "a")):
