@@ -11,7 +11,7 @@ VENV := .venv-$(VERSION)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fresh parts lint docs picture proto format bench engines faults soak fuzz peers clean
+.PHONY: help demo test fresh parts lint docs picture proto format bench engines kubernetes faults soak fuzz peers clean
 
 # How long: each target of `make fuzz`, and all of `make soak`.
 FUZZ_SECONDS ?= 30
@@ -107,6 +107,10 @@ docs: $(VENV)/installed-dev ## build the documentation site into build/site; a b
 
 engines: $(VENV)/installed-dev parts ## run every check of sandboxes over every engine
 	HOLDFAST_ALL_ENGINE_CHECKS=yes $(BIN)/python -m pytest tests/sandbox/test_fleet_engines.py
+
+kubernetes: $(VENV)/installed-dev parts ## build Kubernetes once (about 15 minutes, cached) and run the tests of pods in a real cluster
+	$(BIN)/python -m tests.support.kubernetes.build
+	HOLDFAST_KUBERNETES=yes $(BIN)/python -m pytest tests/kubernetes
 
 faults: $(VENV)/installed-dev parts ## five minutes of kills, stops and cuts, then the faults of sandboxes and 200 MB each way; nothing may be lost
 	$(BIN)/python -m tests.faults --seconds 300 $(FAULTS)

@@ -101,7 +101,7 @@ class ContainerEngine:
 def docker_engine() -> Iterator[ContainerEngine]:
     """A Docker daemon of our own. `DOCKER_HOST` points at it meanwhile."""
     need("docker", "dockerd", "containerd", "runc", "setpriv", "unshare", "tar")
-    with _directory() as directory, _cgroup_parent() as cgroup:
+    with _directory() as directory, cgroup_parent() as cgroup:
         path = os.path.join(directory, "docker.sock")
         command = [
             *_ALONE,
@@ -126,7 +126,7 @@ def docker_engine() -> Iterator[ContainerEngine]:
 def podman_engine() -> Iterator[ContainerEngine]:
     """Podman with a storage of its own, run by runc: crun refuses machines with both versions of cgroups."""
     need("podman", "conmon", "runc", "tar")
-    with _directory() as directory, _cgroup_parent() as cgroup:
+    with _directory() as directory, cgroup_parent() as cgroup:
         limits = ", ".join(f'"{limit}"' for limit in _PODMAN_LIMITS)
         Path(directory, "storage.conf").write_text(
             f'[storage]\ndriver = "vfs"\nrunroot = "{directory}/run"\ngraphroot = "{directory}/root"\n'
@@ -298,7 +298,7 @@ def _directory() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _cgroup_parent() -> Iterator[str]:
+def cgroup_parent() -> Iterator[str]:
     """A name below which all cgroups of an engine are; they are removed with it."""
     name = f"/holdfast-{secrets.token_hex(4)}"
     try:

@@ -57,7 +57,7 @@ LISTING_BYTES: Final = 64 * 1024 * 1024
 INSPECT_COUNT: Final = 500
 
 #: The first process of a container: it starts the server, reaps orphans, and ends on SIGTERM.
-_FIRST_PROCESS: Final = """
+FIRST_PROCESS: Final = """
 import os, signal, sys
 signals = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
 signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -160,7 +160,7 @@ class ContainerEngine(Engine):
                 *("--label", f"{RECORD_LABEL}={encode_record(record)}"),
                 *("--label", f"{TREE_LABEL}=/{chosen.name}"),
                 *self._options(template),
-                *("--entrypoint", loader, image, *rest, "-I", "-S", "-c", _FIRST_PROCESS, *server),
+                *("--entrypoint", loader, image, *rest, "-I", "-S", "-c", FIRST_PROCESS, *server),
             ],
             seconds=COMMAND_SECONDS,
         )

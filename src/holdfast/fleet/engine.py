@@ -22,6 +22,7 @@ from holdfast.fleet.template import Template
 ENGINES: Final = {
     "bwrap": ("holdfast.fleet.jails", "JailEngine"),
     "docker": ("holdfast.fleet.containers", "DockerEngine"),
+    "kubernetes": ("holdfast.fleet.kubernetes.engine", "KubernetesEngine"),
     "podman": ("holdfast.fleet.containers", "PodmanEngine"),
     "local": ("holdfast.fleet.local", "LocalEngine"),
 }
@@ -47,6 +48,8 @@ class Engine(abc.ABC):
     fields: ClassVar[frozenset[str]]
     #: Whether the server in a sandbox runs as the template's user; if not, it starts each command as that user.
     serves_as_user: ClassVar[bool] = True
+    #: Whether a sandbox without a network has network devices, from which nothing is reached.
+    has_devices_without_network: ClassVar[bool] = False
     #: The options that `Template.options` may hold.
     options: ClassVar[frozenset[str]] = frozenset()
 
@@ -128,6 +131,10 @@ def make_engine(engine: str | Engine, **options: Any) -> Engine:
     module, name = ENGINES[engine]
     try:
         made = getattr(importlib.import_module(module), name)(**options)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("holdfast"):
+            raise
+        raise InvalidParams(f"engine {engine}: no {error.name}: install the extra, holdfast[{engine}]") from None
     except TypeError as error:
         raise InvalidParams(f"engine {engine}: {error}") from None
     assert isinstance(made, Engine)
