@@ -288,7 +288,7 @@ async def test_a_session_in_a_pod_that_is_deleted_is_closed_with_the_reason(kube
         await follower.over.wait()
     record = store.records[session_id]
     assert record.state == "ERROR"
-    assert record.close_reason.startswith(f"sandbox lost: {ADDRESS}: there is no such pod")
+    assert record.close_reason.startswith("sandbox lost: kubernetes:team/web: there is no such pod")
 
 
 async def test_a_session_in_a_pod_with_a_read_only_root_is_refused_with_the_directories(

@@ -66,7 +66,7 @@ class Authority:
         )
         return certificate, key
 
-    def kubeconfig(self, path: Path, server: str, user: Mapping[str, object], *, namespace: str = "default") -> Path:
+    def kubeconfig(self, path: Path, server: str, user: Mapping[str, object]) -> Path:
         """A kubeconfig with one context; `user` is its entry of credentials."""
         path.write_text(
             yaml.safe_dump(
@@ -75,7 +75,7 @@ class Authority:
                     "kind": "Config",
                     "current-context": "tests",
                     "contexts": [
-                        {"name": "tests", "context": {"cluster": "c", "user": "u", "namespace": namespace}}
+                        {"name": "tests", "context": {"cluster": "c", "user": "u", "namespace": "default"}}
                     ],
                     "clusters": [
                         {"name": "c", "cluster": {"server": server, "certificate-authority": str(self.certificate)}}

@@ -43,6 +43,7 @@ while signal.sigwait({signal.SIGCHLD}):
         pass
 """
 
+
 class Cluster:
     """A running cluster. `kubeconfig` is that of its administrator."""
 

@@ -8,6 +8,7 @@ cluster enforces it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from typing import Any, ClassVar, Final
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from holdfast.client.sandbox import Sandbox
-from holdfast.errors import InvalidParams, SandboxError, SandboxGone
+from holdfast.errors import HoldfastError, InvalidParams, SandboxError, SandboxGone
 from holdfast.exec_api import ExecApi
 from holdfast.fleet.engine import Engine, Progress, make_ref
 from holdfast.fleet.kubernetes import manifest
@@ -30,6 +31,8 @@ from holdfast.sandboxes.kubernetes.api import ApiError, ClusterApi, acquire, rel
 from holdfast.sandboxes.kubernetes.kubeconfig import is_configured
 from holdfast.sandboxes.kubernetes.pod import Pod
 from holdfast.sandboxes.opening import open_target
+
+log = logging.getLogger(__name__)
 
 #: A removed pod's programs get SIGTERM, and SIGKILL after this many seconds.
 GRACE_SECONDS: Final = 1
@@ -112,18 +115,25 @@ class KubernetesEngine(Engine):
                 found = await running
         except TimeoutError:
             reason = watch.forget(record.id)
-            await self.remove(record.id)
+            await self._clean_up(record.id)
             raise SandboxError(
                 f"kubernetes:{self.namespace}/{record.id}: not ready after {seconds:g} s: {reason}"
             ) from None
         except BaseException as error:
             watch.forget(record.id)
-            await asyncio.shield(self.remove(record.id))
+            await asyncio.shield(self._clean_up(record.id))
             if isinstance(error, SandboxError) and not isinstance(error, ApiError):
                 raise SandboxError(f"kubernetes:{self.namespace}/{record.id}: {error.message}") from None
             raise
         self._uids[record.id] = found.metadata.uid
         return self._ref_of(record, found)
+
+    async def _clean_up(self, id: str) -> None:
+        """Remove what a failed `create` may have made; the error of that is the one that matters."""
+        try:
+            await self.remove(id)
+        except HoldfastError as error:
+            log.warning("kubernetes:%s/%s: cannot be removed: %s", self.namespace, id, error)
 
     async def _post(self, pod: dict[str, Any], record: Record) -> None:
         try:

@@ -97,6 +97,8 @@ class Pod(CommandTarget):
         self._api: ClusterApi | None = None
         #: The UID of the pod that was connected first.
         self._uid: str | None = None
+        #: Whether a channel was open already.
+        self._dialled = False
         #: Whether `open` has just read the pod.
         self._was_read = False
 
@@ -235,7 +237,16 @@ class Pod(CommandTarget):
             if status is None and self._uid is not None:
                 # It may be another pod by now.
                 raise ConnectionLost(f"{self.address}: {reason}")
-        return await super().dial(receiver)
+        channel = await super().dial(receiver)
+        if self._dialled:
+            # The pod may have been replaced since it was read. If its UID is still the same, the channel is in it.
+            try:
+                await self._read()
+            except BaseException:
+                channel.close()
+                raise
+        self._dialled = True
+        return channel
 
     def is_known(self, uid: str) -> None:
         """Note the pod's UID, which the caller has just read: the first channel needs no look at the pod."""
