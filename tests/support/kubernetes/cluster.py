@@ -47,7 +47,7 @@ while signal.sigwait({signal.SIGCHLD}):
 class Cluster:
     """A running cluster. `kubeconfig` is that of its administrator."""
 
-    def __init__(self, directory: Path, subnet: int, first: int, cgroup: str) -> None:
+    def __init__(self, directory: Path, subnet: int, first: int, cgroup: str, has_node: bool) -> None:
         self.directory = directory
         #: The node's end of the cable, and the addresses of services and pods behind it.
         self.host_address, self.address = f"10.211.{subnet}.1", f"10.211.{subnet}.2"
@@ -55,6 +55,7 @@ class Cluster:
         self.services = f"10.212.{subnet}.0/24"
         self.server = f"https://{self.address}:6443"
         self._first = first
+        self._has_node = has_node
         self._cgroup = cgroup
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self.programs = build.cache()
@@ -120,6 +121,18 @@ class Cluster:
         self.inside(
             "ctr", "--address", self._containerd / "sock", "--namespace", "k8s.io", "images", "import", archive
         )
+
+    def await_api(self) -> None:
+        """Until the API answers and namespaces can have pods."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                self.kubectl("get", "serviceaccount", "default")
+                return
+            except Missing:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.2)
 
     def await_ready(self) -> None:
         """Until the API answers, the node is ready and pods can be made."""
@@ -195,6 +208,9 @@ class Cluster:
             "kube-api-qps": "500",
             "kube-api-burst": "1000",
         }
+        if not self._has_node:
+            # Nodes that exist only in the API send no sign of life.
+            controllers["node-monitor-grace-period"] = "24h"
         scheduler = {
             "kubeconfig": self.kubeconfig,
             "leader-elect": "false",
@@ -313,7 +329,7 @@ def cluster(directory: Path, *, node: bool = True) -> Iterator[Cluster]:
         subnet = stack.enter_context(_cable(first))
         if node:
             _make_cgroups(cgroup)
-        made = Cluster(directory, subnet, first, cgroup)
+        made = Cluster(directory, subnet, first, cgroup, node)
         _prepare_namespaces(made)
         programs = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"]
         if node:

@@ -6,6 +6,7 @@ that a command may read to the end of its input and reply; the last message of t
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Sequence
 from typing import Any, Final
@@ -38,6 +39,7 @@ OPEN_SECONDS: Final = 20.0
 #: answer is not an error here: the server may be busy with our input, and the connection above has its own pings.
 PING_SECONDS: Final = 25.0
 CLOSE_SECONDS: Final = 2.0
+_NO_PROTOCOL: Final = re.compile(r"subprotocol|negotiate protocol")
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -149,7 +151,8 @@ async def open_exec(
             status = refused.response.status_code
             if status == 401 and attempt == 1 and api.credentials.refused():
                 continue
-            raise api_error(status, bytes(refused.response.body or b"")) from None
+            error = api_error(status, bytes(refused.response.body or b""))
+            raise _too_old(api) if _NO_PROTOCOL.search(error.message) else error from None
         except NegotiationError:
             raise _too_old(api) from None
         except (InvalidHandshake, InvalidURI) as error:

@@ -38,7 +38,7 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the id o
 
 
 def create(
-    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="bwrap, docker, podman or local.")],
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="bwrap, docker, podman, kubernetes or local.")],
     image: Annotated[
         str | None, typer.Option(metavar="IMAGE", help="An image; for bwrap the tar of one, by its path.")
     ] = None,
