@@ -85,7 +85,8 @@ async def streams(made: Cluster) -> None:
             rates["ours"].append(size / (perf_counter() - began) / 1e6)
             seconds = await asyncio.to_thread(kubectl_seconds, made, "exec", "bench", "--", *command)
             rates["kubectl"].append(STREAM_BYTES / seconds / 1e6)
-    report("200 MB from a pod", *map(statistics.median, rates.values()), "MB/s", "kubectl exec")  # type: ignore[misc]
+    own, other = (statistics.median(each) for each in rates.values())
+    report("200 MB from a pod", own, other, "MB/s", "kubectl exec")
 
 
 def resident(pid: int | str = "self") -> float:
@@ -151,8 +152,8 @@ async def making(made: Cluster) -> None:
             )
     # The first of each checks the policy and fills caches.
     other = 1000 * statistics.median(theirs[1:])
-    for way, seconds in ours.items():
-        own = 1000 * statistics.median(seconds[1:])
+    for way, times in ours.items():
+        own = 1000 * statistics.median(times[1:])
         report(f"made until exec answered, {way}", own, other, "ms", "kubectl run, wait and exec")
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def account(cluster: Cluster, request: pytest.FixtureRequest) -> SandboxRole:
     return make
 
 
-def config(cluster: Cluster, path: Path, user: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def config(cluster: Cluster, path: Path, user: Mapping[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(cluster.authority.kubeconfig(path, cluster.server, user)))
 
 

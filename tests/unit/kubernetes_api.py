@@ -31,7 +31,8 @@ class FakeApi:
         self.pod: dict[str, Any] | None = None
         self.token = "first"
         self.protocol = "v5.channel.k8s.io"
-        self._env = {**os.environ, "HOLDFAST_DIRECTORY": str(directory / "server"), "HOME": str(directory)}
+        self._env = {**os.environ, "HOLDFAST_DIRECTORY": f"{directory}/server", "HOME": f"{directory}"}
+        self._env["XDG_CACHE_HOME"] = f"{directory}/cache"
         self._server: Server | None = None
         self.sockets: set[ServerConnection] = set()
         self.requests: list[str] = []

@@ -160,14 +160,9 @@ def test_impersonation_becomes_headers(tmp_path: Path) -> None:
 
 def test_certificates_are_read_from_the_file_itself(tmp_path: Path) -> None:
     data = base64.b64encode(b"PEM").decode()
-    config = load_config(
-        kubeconfig=str(
-            write_config(
-                *(tmp_path / "config", "a", {"client-certificate-data": data, "client-key-data": data}),
-                **{"certificate-authority-data": data, "insecure-skip-tls-verify": False},
-            )
-        )
-    )
+    user = {"client-certificate-data": data, "client-key-data": data}
+    cluster: dict[str, Any] = {"certificate-authority-data": data, "insecure-skip-tls-verify": False}
+    config = load_config(kubeconfig=str(write_config(tmp_path / "config", "a", user, **cluster)))
     assert (config.ca, config.certificate, config.key, config.verify) == (b"PEM", b"PEM", b"PEM", True)
 
 
