@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import importlib
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, ClassVar, Final, NoReturn
 
 import msgspec
@@ -26,6 +27,9 @@ ENGINES: Final = {
     "podman": ("holdfast.fleet.containers", "PodmanEngine"),
     "local": ("holdfast.fleet.local", "LocalEngine"),
 }
+
+#: Packages of extras, without which an engine cannot be made.
+PACKAGES: Final = {"kubernetes": ("httpx", "websockets", "yaml")}
 
 #: Called with a short text and the share that is done (0 to 1, None if unknown) while something long runs.
 Progress = Callable[[str, float | None], None]
@@ -118,6 +122,11 @@ class Engine(abc.ABC):
 FLEET_FIELDS: Final = frozenset(
     {"env", "workdir", "files", "setup", "labels", "lifetime", "idle", "idle_while_running", "options"}
 )
+
+
+def usable_engines() -> list[str]:
+    """The kinds whose packages are installed here."""
+    return [name for name in ENGINES if all(find_spec(package) for package in PACKAGES.get(name, ()))]
 
 
 def make_engine(engine: str | Engine, **options: Any) -> Engine:

@@ -23,6 +23,8 @@ from holdfast.sandboxes.kubernetes.kubeconfig import ClusterConfig, config_paths
 REQUEST_SECONDS: Final = 60.0
 #: How long a request is repeated while the API server does not answer or has no room: a restart takes seconds.
 RETRY_SECONDS: Final = 30.0
+#: The same for a list, which a person may be waiting for while one of several engines is away.
+LIST_RETRY_SECONDS: Final = 5.0
 #: Waits between the attempts double from the first to the second.
 WAIT_SECONDS: Final = (0.1, 3.0)
 #: Connections to one API server: as many requests run at once, and further ones wait.
@@ -142,7 +144,9 @@ class ClusterApi:
         decoder = msgspec.json.Decoder(_list_type(item))
         found: list[T] = []
         while True:
-            page = decoder.decode(await self.request("GET", path, params={"limit": PAGE, **params}))
+            query = {"limit": PAGE, **params}
+            reply = await self.request("GET", path, params=query, retry_seconds=LIST_RETRY_SECONDS)
+            page = decoder.decode(reply)
             found += page.items
             params["continue"] = page.metadata.get("continue", "")
             if not params["continue"]:
