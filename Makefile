@@ -11,7 +11,7 @@ VENV := .venv-$(VERSION)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fresh parts lint docs picture proto format bench engines agents integrations integrations-all faults soak fuzz peers clean
+.PHONY: help demo test fresh parts lint docs picture proto format bench engines kubernetes agents integrations integrations-all faults soak fuzz peers clean
 
 # How long: each target of `make fuzz`, and all of `make soak`.
 FUZZ_SECONDS ?= 30
@@ -121,6 +121,10 @@ integrations: ## make the environments of other software, in ~/.cache/holdfast-i
 
 integrations-all: $(VENV)/installed-dev parts integrations ## run all suites of other software, those over other engines as well
 	HOLDFAST_ALL_INTEGRATION_CHECKS=yes $(BIN)/python -m pytest tests/integrations $(if $(ONLY),-k '$(ONLY)')
+
+kubernetes: $(VENV)/installed-dev parts ## build Kubernetes once (about 15 minutes, cached) and run the tests of pods in a real cluster
+	$(BIN)/python -m tests.support.kubernetes.build
+	HOLDFAST_KUBERNETES=yes $(BIN)/python -m pytest tests/kubernetes
 
 faults: $(VENV)/installed-dev parts ## five minutes of kills, stops and cuts, then the faults of sandboxes and 200 MB each way; nothing may be lost
 	$(BIN)/python -m tests.faults --seconds 300 $(FAULTS)

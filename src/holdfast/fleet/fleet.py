@@ -392,7 +392,7 @@ async def create(
 ) -> AsyncIterator[FleetSandbox]:
     """A sandbox made for an `async with` block, and removed after it.
 
-    `engine` is `bwrap`, `docker`, `podman` or `local`; keywords are fields of `Template`.
+    `engine` is `bwrap`, `docker`, `podman`, `kubernetes` or `local`; keywords are fields of `Template`.
     """
     async with Fleet(engine) as fleet, fleet.block(template, progress=progress, **fields) as box:
         yield box

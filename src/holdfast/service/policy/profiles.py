@@ -22,7 +22,7 @@ Verdict = Literal["allow", "ask", "deny"]
 SignalName = Literal["CTRL_C", "CTRL_D", "SIGINT", "SIGTERM", "SIGKILL"]
 Activity = Literal["input", "output"]
 #: Engines of `holdfast.fleet` that make sandboxes for sessions.
-EngineName = Literal["bwrap", "docker", "podman", "local"]
+EngineName = Literal["bwrap", "docker", "kubernetes", "podman", "local"]
 #: Seconds, or text such as "90s", "30m", "8h", "7d".
 Seconds = Annotated[float, msgspec.Meta(extra={"unit": "seconds"})]
 #: Bytes, or text such as "512M", "4GiB" (`holdfast.sizes`); "unlimited" is no limit.
