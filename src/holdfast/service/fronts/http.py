@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
+import functools
 import os
 import ssl
 from collections.abc import Callable
@@ -22,9 +23,10 @@ from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from holdfast.service.access.admission import Admission, bug
 from holdfast.service.fronts.connect import connect_application
@@ -35,6 +37,7 @@ from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.fronts.requests import KIB, MOST_INPUT
 from holdfast.service.fronts.status_details import message_of
 from holdfast.service.fronts.web_guard import WebGuard
+from holdfast.service.fronts.web_socket import LARGEST_MESSAGE, WebSocketStreams
 from holdfast.service.problems import Problem
 from holdfast.service.types import ServiceStruct
 
@@ -45,6 +48,7 @@ _CONTENT_TYPES: Final = frozenset(
 _PATHS: Final = frozenset(method.path for method in methods())
 #: Connections above the limit that get a 503, at a time.
 _REFUSABLE: Final = 16
+_NO_ROOM: Final = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _ACCEPTED_COMPRESSION: Final = (b"accept-encoding", b"connect-accept-encoding")
 
 
@@ -108,7 +112,10 @@ class HttpFront:
         config = uvicorn.Config(
             self._app,
             http="h11",
-            ws="none",
+            # The streams of browsers. Their client sends one short message.
+            ws=_WebSocket,
+            ws_max_size=LARGEST_MESSAGE,
+            ws_per_message_deflate=False,
             lifespan="off",
             interface="asgi3",
             log_config=None,
@@ -160,7 +167,9 @@ class HttpFront:
         service = _Guard(
             connect_application(handler, self._admission, self._settings.max_request_bytes), self._settings
         )
+        streams = WebSocketStreams(handler, self._admission, self._settings.connections.head_seconds)
         routes: list[BaseRoute] = [
+            WebSocketRoute(f"/{SERVICE_NAME}/{{method}}", streams),
             Route(f"/{SERVICE_NAME}/{{method}}", service),
             # A misspelt service gets the same error. The console has no POST routes.
             Route("/{service}/{method}", _unknown_service, methods=["POST"]),
@@ -252,6 +261,17 @@ class _Connection(H11Protocol):
         super().data_received(data)
         self._watch_head()
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
+            self.transport.write(_NO_ROOM)
+            return self.transport.close()
+        super().handle_websocket_upgrade(event)
+        # The transport reports its end to the new protocol alone.
+        protocol = self.transport.get_protocol()
+        assert isinstance(protocol, _WebSocket)
+        protocol.leave = functools.partial(self._gate.leave, self._accepted)
+        return None
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._gate.leave(self._accepted)
         if self._head_timer is not None:
@@ -267,6 +287,17 @@ class _Connection(H11Protocol):
                 self._head_timer = None
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self._gate.limits.head_seconds, self.transport.abort)
+
+
+class _WebSocket(WebSocketsSansIOProtocol):
+    """A connection that became a WebSocket; it still counts as a connection."""
+
+    leave: Callable[[], None] | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.leave is not None:
+            self.leave()
+        super().connection_lost(exc)
 
 
 class _Guard:
