@@ -3,7 +3,9 @@
 A browser opens at most six HTTP/1.1 connections to a host, and each stream holds one; WebSockets are not counted.
 The first message of the client has the token and the request: `{"authorization": "Bearer …", "request": {…}}`. Then
 each reply is a message `{"reply": {…}}`, and the last message is `{"end": {}}` or `{"error": {…}}`. A client that
-reads slowly delays only its own stream: the next reply is made when the connection has room.
+reads slowly delays only its own stream: the next reply is made when the connection has room. A browser reads its
+connections as fast as it can and queues the messages, so a client may bound them itself: with `"window": N` in the
+first message at most N replies are sent before the client's `{"ack": COUNT}`, the number that it has handled.
 """
 
 from __future__ import annotations
@@ -59,17 +61,18 @@ class WebSocketStreams:
     async def _serve(self, method: RpcMethod, scope: Scope, receive: Receive, send: Send) -> None:
         client = scope.get("client")
         peer = client[0] if client else "unix"
-        authorization, request = await self._first(method, receive)
+        authorization, request, window = await self._first(method, receive)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         call = await self._admission.begin("http", method, {**headers, "authorization": authorization}, peer)
         try:
             with call.explained():
                 call.check(request)
-                await self._copy(call, self._handler.stream(method)(call.caller, request), receive, send)
+                replies = self._handler.stream(method)(call.caller, request)
+                await self._copy(call, replies, _Credit(window, receive), send)
         finally:
             call.end()
 
-    async def _first(self, method: RpcMethod, receive: Receive) -> tuple[str, Any]:
+    async def _first(self, method: RpcMethod, receive: Receive) -> tuple[str, Any, int]:
         try:
             async with asyncio.timeout(self._first_seconds):
                 message = await receive()
@@ -80,14 +83,15 @@ class WebSocketStreams:
         try:
             first = json.loads(message.get("text") or "")
             # A misspelt field is an error, as over HTTP.
-            return str(first["authorization"]), ParseDict(first["request"], method.request())
+            request = ParseDict(first["request"], method.request())
+            return str(first["authorization"]), request, int(first.get("window", 0))
         except (ValueError, KeyError, TypeError, ParseError) as error:
             raise Invalid(
                 'the first message must be {"authorization": "Bearer …", "request": {…}}: ' + str(error)[:200],
                 reason="MALFORMED_REQUEST",
             ) from None
 
-    async def _copy(self, call: AdmittedCall, replies: AsyncIterator[Any], receive: Receive, send: Send) -> None:
+    async def _copy(self, call: AdmittedCall, replies: AsyncIterator[Any], credit: _Credit, send: Send) -> None:
         """Send the replies until they end or the client disconnects."""
         task = asyncio.current_task()
         assert task is not None
@@ -95,9 +99,7 @@ class WebSocketStreams:
 
         async def watch() -> None:
             nonlocal gone
-            # Further messages of the client are ignored.
-            while (await receive())["type"] != "websocket.disconnect":
-                pass
+            await credit.read()
             gone = True
             task.cancel()
 
@@ -107,7 +109,7 @@ class WebSocketStreams:
                 async for reply in each_reply:
                     text = MessageToJson(reply, indent=None, always_print_fields_with_no_presence=True)
                     await send({"type": "websocket.send", "text": f'{{"reply": {text}}}'})
-                    await asyncio.sleep(0)
+                    await credit.spend()
         except asyncio.CancelledError:
             if not gone:
                 raise
@@ -120,6 +122,33 @@ class WebSocketStreams:
             raise _Disconnected from None
         finally:
             watching.cancel()
+
+
+class _Credit:
+    """The messages that may be sent before the client acknowledges them; without a window, no limit."""
+
+    def __init__(self, window: int, receive: Receive) -> None:
+        self._window = window
+        self._receive = receive
+        self._sent = 0
+        self._handled = 0
+        self._changed = asyncio.Event()
+
+    async def read(self) -> None:
+        """Read acknowledgements until the client disconnects; other messages are ignored."""
+        while (message := await self._receive())["type"] != "websocket.disconnect":
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                self._handled = max(self._handled, int(json.loads(message.get("text") or "")["ack"]))
+                self._changed.set()
+
+    async def spend(self) -> None:
+        """Count a message, and wait until the client has handled enough of them."""
+        self._sent += 1
+        while self._window > 0 and self._sent - self._handled >= self._window:
+            self._changed.clear()
+            await self._changed.wait()
+        # Neither a send with room in the buffer nor a read of present output yields to the event loop.
+        await asyncio.sleep(0)
 
 
 class _Disconnected(BaseException):

@@ -58,17 +58,23 @@ def _of_shell(rows: Sequence[AuditRow]) -> list[SessionCommand]:
 
 def _of_terminal(rows: Sequence[AuditRow]) -> list[SessionCommand]:
     ends = {body_of(row)["start"]: row for row in rows if row.kind == "command_ended"}
-    made, typed = [], []
+    typed = [(row, body_of(row)) for row in rows if row.kind in ("input", "command")]
+    # The row of a start can follow that of later input, so the id finds the input that the command is of.
+    numbers = {row.command_id: number for number, (row, _) in enumerate(typed)}
+    made, used = [], 0
     for row in rows:
+        if row.kind != "command_started":
+            continue
         body = body_of(row)
-        if row.kind in ("input", "command"):
-            typed.append(body)
-        elif row.kind == "command_started":
-            text = typed_line("".join(str(each.get("text", "")) for each in typed))
-            by = typed[-1].get("by", "") if typed else ""
-            fields = {"text": text, "by": by, "start": body["start"]}
-            made.append(_command(row.command_id, body["number"], fields, row.at, ends.get(body["start"])))
-            typed = []
+        last = numbers.get(row.command_id, -1)
+        own = [] if last < 0 else [typed[last]]
+        if own and own[0][0].kind == "input":
+            own = typed[min(used, last) : last + 1]
+        used = max(used, last + 1)
+        text = typed_line("".join(str(each.get("text", "")) for _, each in own))
+        by = own[-1][1].get("by", "") if own else ""
+        fields = {"text": text, "by": by, "start": body["start"]}
+        made.append(_command(row.command_id, body["number"], fields, row.at, ends.get(body["start"])))
     return made
 
 
