@@ -25,7 +25,7 @@ export function Words({ record, commands }: { record: AuditRecord; commands: Map
     return text ? command(text) : "a command";
   };
   const because = body.reason ? <span class="dim"> — {oneLine(body.reason, 200)}</span> : null;
-  const rule = body.rule ? <span class="dim"> (rule {oneLine(body.rule, 80)})</span> : null;
+  const rule = body.rule && body.rule !== "built-in" ? <span class="dim"> (rule {oneLine(body.rule, 80)})</span> : null;
   const said: Record<string, () => ComponentChildren> = {
     session_created: () => <>{agent} opened a {oneLine(body.kind, 20)} in {oneLine(body.sandbox, 60)} with the profile {oneLine(body.profile, 40)}</>,
     session_closed: () => <>the session closed: {oneLine(body.summary || body.reason, 300)}</>,
@@ -50,6 +50,9 @@ export function Words({ record, commands }: { record: AuditRecord; commands: Map
     release: () => <>{agent} released the session</>,
     error: () => <><span class="failed">error</span>: {oneLine(body.detail, 300)}{because}</>,
     event: () => <>{oneLine(String(body.type ?? "event").toLowerCase().replaceAll("_", " "), 40)}: {oneLine(body.detail, 300)}</>,
+    close: () => <>{agent} closed the session{body.mode === "force" ? " by force" : ""}</>,
+    stream_opened: () => <>the log of <code>{oneLine(body.session_id, 40)}</code> was begun</>,
+    stream_marked: () => <>the log of <code>{oneLine(body.session_id, 40)}</code> was marked at row {oneLine(body.seq, 12)}</>,
     sandbox_made: () => <>the sandbox {oneLine(body.sandbox, 80)} was made</>,
     sandbox_removed: () => <>the sandbox {oneLine(body.sandbox, 80)} was removed</>,
   };

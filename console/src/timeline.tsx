@@ -1,6 +1,6 @@
 // The strip under a terminal: the life of a session with marks, to look back and to return.
 import { useRef, useState } from "preact/hooks";
-import { clockSpan, oneLine } from "./format.ts";
+import { clock, clockSpan, oneLine } from "./format.ts";
 
 export type Mark = { time: number; kind: "command" | "failed" | "approval" | "takeover" | "event"; text: string };
 
@@ -14,7 +14,7 @@ const SHAPES: Record<Mark["kind"], string> = {
 // Marks nearer than this share of the strip are one: a thousand commands draw no solid bar.
 const NEAR = 1 / 400;
 
-export function Timeline(props: { length: number; at: number; marks: Mark[]; live: boolean; onSeek: (time: number) => void }) {
+export function Timeline(props: { length: number; at: number; marks: Mark[]; live: boolean; began: number; onSeek: (time: number) => void }) {
   const strip = useRef<SVGSVGElement>(null);
   const [hover, setHover] = useState<{ left: number; text: string }>();
   const length = Math.max(props.length, 0.001);
@@ -78,6 +78,10 @@ export function Timeline(props: { length: number; at: number; marks: Mark[]; liv
           <circle r="6" class="head" />
         </svg>
       </svg>
+      <div class="span">
+        <span>{props.began ? clock(new Date(props.began * 1000).toISOString()) : ""}</span>
+        <span>{props.live ? "now" : clockSpan(length)}</span>
+      </div>
       {hover ? (
         <output class="untrusted" style={{ left: `${100 * hover.left}%` }}>
           {hover.text}

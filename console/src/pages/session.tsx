@@ -9,7 +9,7 @@ import { loadRecording, Player, saveCast, type Recording } from "../player.tsx";
 import { go, Link, usePlace, withQuery } from "../router.tsx";
 import { ShellBlocks } from "../shell_blocks.tsx";
 import { Timeline, type Mark } from "../timeline.tsx";
-import type { AuditRecord, Caller, Command, Sample, Session, SessionEvent, State } from "../types.ts";
+import type { Approval, AuditRecord, Caller, Command, Sample, Session, SessionEvent, State } from "../types.ts";
 import { bodyOf } from "../audit_words.tsx";
 import { AuditTable, commandTexts } from "./audit.tsx";
 import { UsageCharts } from "./usage.tsx";
@@ -24,6 +24,7 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
   const marks = useLoad<{ records: AuditRecord[] }>(`marks ${id}`, (signal) =>
     call("ListAudit", { sessionId: id, kinds: ["decision", "approval_answered", "takeover", "release", "error"], pageSize: 500, newestFirst: true }, signal),
   );
+  const asks = useLoad<{ approvals: Approval[] }>(`asks ${id}`, (signal) => call("ListApprovals", { sessionId: id }, signal));
   const [state, setState] = useState<State>();
   const [live, setLive] = useState<StreamState>("connecting");
   const [title, setTitle] = useState("");
@@ -44,6 +45,7 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
         session.reload();
         commands.reload();
         marks.reload();
+        asks.reload();
       }, 150);
     };
     const events = stream<SessionEvent>("SubscribeSessionEvents", () => ({ sessionId: id, since }), (event) => {
@@ -104,7 +106,7 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
   return (
     <main class="session">
       <header class="session-head">
-        <StateMark state={shownState ?? "UNKNOWN"} />
+        <StateMark state={shownState ?? "UNKNOWN"} approvals={asks.value?.approvals.length} />
         <code class="session-id">{oneLine(id, 60)}</code>
         <Link to={`/sessions?${new URLSearchParams({ agent: metadata!.agentId })}`}>
           <Text value={metadata!.agentId} longest={60} />
@@ -132,11 +134,19 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
           </button>
         </div>
       ) : null}
+      {(asks.value?.approvals ?? []).map((each) => (
+        <div key={each.approvalId} class="notice ask">
+          <span>
+            <b class="asks">Needs approval:</b> <Code value={each.command} longest={160} />
+          </span>
+          <Link to="/approvals">Answer</Link>
+        </div>
+      ))}
       {over ? <Ended session={session.value} /> : null}
       <div class="session-grid">
         <section class="screen-column">
           {replaying ? (
-            <Replay id={id} at={Number(at) || 0} marks={all} length={length} over={over} onSeek={seek} />
+            <Replay id={id} at={Number(at) || 0} marks={all} length={length} began={began} over={over} onSeek={seek} />
           ) : metadata!.kind === "TERMINAL" ? (
             <>
               <LiveTerminal sessionId={id} typing={typing && !over} fits={fits} onState={setState} onStream={setLive} onTitle={setTitle} onNotice={say} />
@@ -161,12 +171,12 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
                   {metadata!.cols} × {metadata!.rows}
                 </span>
               </div>
-              <Timeline length={length} at={length} marks={all} live onSeek={seek} />
+              <Timeline length={length} at={length} marks={all} live began={began} onSeek={seek} />
             </>
           ) : (
             <>
               <ShellBlocks sessionId={id} commands={commands.value?.commands ?? []} caller={caller} over={over} onNotice={say} />
-              <Timeline length={length} at={length} marks={all} live onSeek={seek} />
+              <Timeline length={length} at={length} marks={all} live began={began} onSeek={seek} />
             </>
           )}
         </section>
@@ -236,7 +246,7 @@ function marksOf(commands: Command[], records: AuditRecord[], began: number): Ma
   return made;
 }
 
-function Replay(props: { id: string; at: number; marks: Mark[]; length: number; over: boolean; onSeek: (time: number) => void }) {
+function Replay(props: { id: string; at: number; marks: Mark[]; length: number; began: number; over: boolean; onSeek: (time: number) => void }) {
   const place = usePlace();
   const [loaded, setLoaded] = useState(0);
   const recording = useLoad<Recording>(`recording ${props.id}`, (signal) => loadRecording(props.id, signal, setLoaded));
@@ -313,7 +323,7 @@ function Replay(props: { id: string; at: number; marks: Mark[]; length: number; 
         {recording.value?.cut ? <span class="asks">only the first {size(loaded)}</span> : null}
         <button onClick={() => go(withQuery(place, { at: "" }))}>{props.over ? "Last screen" : "● Live"}</button>
       </div>
-      <Timeline length={longest} at={time} marks={props.marks} live={false} onSeek={move} />
+      <Timeline length={longest} at={time} marks={props.marks} live={false} began={props.began} onSeek={move} />
     </>
   );
 }

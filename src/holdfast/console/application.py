@@ -1,7 +1,7 @@
 """Serves the files of the console, and nothing else, with headers that let a browser run only these files.
 
 The console is built from `console/` into the folder `built` of this package. Where it was not built, the plain page in
-`static` takes its place; the plain page is always at `/plain/`. The files are read from the package once, and
+`static` takes its place; the plain page is always at `/plain`. The files are read from the package once, and
 requests are matched by name: no request reaches a file system.
 """
 
@@ -48,13 +48,12 @@ _PLACES: Final = ("/", "/sessions", "/sessions/{id}", "/wall", "/fleet", "/appro
 
 
 def console_application() -> ASGIApp:
-    """Return the application: the console at its addresses, the plain page at `/plain/`, 404 for other paths."""
+    """Return the application: the console at its addresses, the plain page at `/plain`, 404 for other paths."""
     plain = files("holdfast.console").joinpath("static")
     built = files("holdfast.console").joinpath("built")
     is_built = built.joinpath(_PAGE).is_file()
-    routes = [*_routes(plain, "/plain/", ("/plain/",))]
-    routes += _routes(built, "/", _PLACES) if is_built else _routes(plain, "/", ("/",))
-    app = Starlette(routes=routes)
+    routes = _routes(plain, "/", ("/plain",) if is_built else ("/plain", "/"))
+    app = Starlette(routes=[*routes, *(_routes(built, "/", _PLACES) if is_built else ())])
     # Redirects would be made from the request's `Host` header, which is untrusted.
     app.router.redirect_slashes = False
     return _WithHeaders(app)
