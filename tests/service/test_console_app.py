@@ -455,7 +455,7 @@ async def test_a_flood_leaves_the_page_responsive_and_bounded(
     }""")
     began = time.monotonic()
     type_text(service, agent, session, f"yes {'flood ' * 12} | head -c {megabytes}000000; echo ov''er\r")
-    delays = []
+    delays: list[float] = []
     while not any("over" in line for line in (await console.lines())[-60:]):
         at = time.monotonic()
         await console.page.get_by_role("tab", name="Policy" if len(delays) % 2 else "Commands").click()

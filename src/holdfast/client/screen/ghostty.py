@@ -162,7 +162,7 @@ class GhosttyEmulator:
         blank = 0
         while blank < above - 1 and not self._formatted(terminal, (0, last - blank), (cols - 1, last - blank)):
             blank += 1
-        return history + b"\x1b[0m" + b"\r\n" * (blank + rows) + b"\x1b[H" + screen
+        return b"".join((history, b"\x1b[0m", b"\r\n" * (blank + rows), b"\x1b[H", screen))
 
     def _formatted(
         self, terminal: Any, start: tuple[int, int], end: tuple[int, int], *, with_region: bool | None = None
