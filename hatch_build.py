@@ -1,7 +1,7 @@
 """The build hook of the wheel: builds the console with Node.js, if the machine has it.
 
-Without Node.js, or if its packages cannot be fetched, the wheel has the plain page alone. An editable install builds
-nothing: `make console` does. The result is in `src/holdfast/console/built`, which is not in the repository.
+Without Node.js, or if its packages cannot be fetched, the wheel has the plain page alone. An editable install
+builds nothing: `make console` does. The result is in `src/holdfast/console/built`, which is not in the repository.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ export function LiveTerminal(props: LiveProps) {
     const { terminal } = made;
     const box = place.current!;
     const fit = () => {
-      const font = fittingFont(terminal.cols, box.clientWidth - 18);
+      const font = fittingFont(terminal.cols, terminal.rows, box.clientWidth - 18);
       if (terminal.options.fontSize !== font) terminal.options.fontSize = font;
     };
     made.open(box);

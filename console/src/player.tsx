@@ -119,7 +119,7 @@ class Engine {
     const { terminal } = this.screen;
     this.screen.open(box);
     (box as unknown as { terminal: unknown }).terminal = terminal;
-    const fit = () => (terminal.options.fontSize = fittingFont(terminal.cols, box.clientWidth - 18));
+    const fit = () => (terminal.options.fontSize = fittingFont(terminal.cols, terminal.rows, box.clientWidth - 18));
     this.observer = new ResizeObserver(fit);
     this.observer.observe(box);
     terminal.onResize(fit);

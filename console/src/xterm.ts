@@ -94,9 +94,11 @@ export function makeTerminal(options: ITerminalOptions & ITerminalInitOnlyOption
   };
 }
 
-// The largest font with which so many columns fit into this width.
-export function fittingFont(cols: number, width: number, largest = 14): number {
-  return Math.max(4, Math.min(largest, Math.floor((10 * width) / (cols * 0.6025)) / 10));
+// The largest font with which a terminal fits into this width and most of the window's height. Not smaller than can be
+// read: a narrow window scrolls sideways instead.
+export function fittingFont(cols: number, rows: number, width: number): number {
+  const font = Math.min(width / (cols * 0.6025), (0.72 * innerHeight) / (rows * 1.22), 20);
+  return Math.max(7, Math.floor(10 * font) / 10);
 }
 
 export const write = (terminal: Terminal, data: Uint8Array | string): Promise<void> =>

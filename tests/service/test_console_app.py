@@ -149,6 +149,7 @@ def kinds(service: RunningService, session: str) -> list[str]:
 # --- terminals ---------------------------------------------------------------------------------------------------
 
 
+@needs("vim")
 async def test_vim_is_drawn_an_operator_takes_over_types_and_closes(
     console: Console, service: RunningService, agent: str
 ) -> None:
@@ -420,7 +421,7 @@ async def test_hostile_output_titles_labels_and_names_do_nothing(
     box = await row.bounding_box()
     assert box is not None
     for column in (1, 8):
-        await console.page.mouse.click(box["x"] + 8.4 * column + 4, box["y"] + box["height"] / 2)
+        await console.page.mouse.click(box["x"] + box["width"] / 80 * (column + 0.5), box["y"] + box["height"] / 2)
     await expect(console.page.locator(".session-head")).to_contain_text("onerror=ran.push(2)")
     assert await console.page.title() == "Holdfast"
     # A terminal that is watched answers no query of a program, or the answer would be typed.

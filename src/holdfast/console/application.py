@@ -1,7 +1,7 @@
 """Serves the files of the console, and nothing else, with headers that let a browser run only these files.
 
-The console is built from `console/` into the folder `built` of this package. Where it was not built, the plain page in
-`static` takes its place; the plain page is always at `/plain`. The files are read from the package once, and
+The console is built from `console/` into the folder `built` of this package. Where it was not built, the plain page
+in `static` takes its place; the plain page is always at `/plain`. The files are read from the package once, and
 requests are matched by name: no request reaches a file system.
 """
 

@@ -167,7 +167,7 @@ class GhosttyEmulator:
     def _formatted(
         self, terminal: Any, start: tuple[int, int], end: tuple[int, int], *, with_region: bool | None = None
     ) -> bytes:
-        """Lines of the screen and its history as text with colours; unless `with_region` is None, with the cursor."""
+        """Return lines with their colours, and with the cursor unless `with_region` is None."""
         selection = self._core.init_sized("GhosttySelection")
         selection.start = terminal.ref(*start, "screen")[0]
         selection.end = terminal.ref(*end, "screen")[0]
