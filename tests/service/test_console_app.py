@@ -385,6 +385,29 @@ async def test_an_agent_sees_its_own_sessions_alone(console: Console, service: R
     assert service.call("GetScreens", agent, sessionIds=[theirs])["screens"][0]["text"] == ""
 
 
+async def test_the_token_is_in_the_storage_of_its_tab_and_nowhere_else(
+    console: Console, service: RunningService, agent: str
+) -> None:
+    session = new_session(service, agent)
+    await console.enter(agent, f"/sessions/{session}")
+    await console.draws("$")
+    page = console.page
+    assert await page.evaluate("() => Object.values(sessionStorage)") == [agent]
+    assert await page.evaluate("() => [localStorage.length, document.cookie]") == [0, ""]
+    assert not any(agent in text for text in [*console.requested, page.url, await page.content()])
+    other = await page.context.new_page()
+    await other.goto(f"{service.http}/sessions/{session}")
+    await expect(other.locator("#token")).to_be_visible()
+    await page.click("#leave")
+    await expect(page.locator("#token")).to_be_visible()
+    assert await page.evaluate("() => sessionStorage.length") == 0
+    assert agent not in await page.content()
+    await page.fill("#token", "wrong")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".failed")).to_contain_text("TOKEN_UNKNOWN")
+    await console.unharmed()
+
+
 # --- hostile texts and floods ------------------------------------------------------------------------------------
 
 
@@ -441,7 +464,7 @@ async def test_a_flood_leaves_the_page_responsive_and_bounded(
     console: Console, service: RunningService, agent: str
 ) -> None:
     """The output is printed as fast as the terminal takes it: up to 50 MB/s on an idle machine."""
-    megabytes = 400 if LONG else 40
+    megabytes = 400 if LONG else 15
     session = new_session(service, agent)
     await console.enter(agent, f"/sessions/{session}")
     await console.draws("$")

@@ -9,7 +9,7 @@ import { loadRecording, Player, saveCast, type Recording } from "../player.tsx";
 import { go, Link, usePlace, withQuery } from "../router.tsx";
 import { ShellBlocks } from "../shell_blocks.tsx";
 import { Timeline, type Mark } from "../timeline.tsx";
-import type { Approval, AuditRecord, Caller, Command, Sample, Session, SessionEvent, State } from "../types.ts";
+import type { Approval, AuditRecord, Caller, Command, Sample, Session, SessionEvent, State, Summary } from "../types.ts";
 import { bodyOf } from "../audit_words.tsx";
 import { AuditTable, commandTexts } from "./audit.tsx";
 import { UsageCharts } from "./usage.tsx";
@@ -52,8 +52,12 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
       since = event.token;
       refresh();
     });
-    const changes = stream<{ session?: { sessionId: string } }>("WatchSessions", () => ({ sessionIds: [id] }), ({ session: changed }) => {
-      if (changed?.sessionId === id) refresh();
+    let before = "";
+    const changes = stream<{ session?: Summary; reload: boolean }>("WatchSessions", () => ({ sessionIds: [id], only: true }), ({ session: changed, reload }) => {
+      // A sample of the monitor alone changes nothing that is loaded here.
+      const now = JSON.stringify(changed ? [changed.state, changed.command, changed.commandAt, changed.exitCode, changed.commandsRun, changed.approvals] : reload);
+      if (now !== before) refresh();
+      before = now;
     });
     return () => {
       clearTimeout(timer);

@@ -41,6 +41,7 @@ _CONTENT_TYPES: Final = {
     "css": "text/css",
     "js": "text/javascript",
     "svg": "image/svg+xml",
+    "txt": "text/plain",
 }
 _PAGE: Final = "index.html"
 #: Addresses of the console that can be shared; the page itself shows what they name.

@@ -49,7 +49,8 @@ class ViewHandler:
     async def watch_sessions(
         self, caller: Caller, request: pb.WatchSessionsRequest
     ) -> AsyncIterator[pb.SessionChange]:
-        changes = self._views.changes(caller, requests.session_ids(request.session_ids, MOST_FOLLOWED))
+        names = requests.session_ids(request.session_ids, MOST_FOLLOWED)
+        changes = self._views.changes(caller, names, only=request.only)
         async with closing(changes):
             async for change in changes:
                 session = None if change.session is None else _summary(change.session)

@@ -73,8 +73,10 @@ class SessionViews:
     ) -> SummaryPage:
         return await self._summaries.page(caller, which, page_size, page_token)
 
-    def changes(self, caller: Caller, session_ids: Sequence[str] = ()) -> AsyncIterator[SessionChange]:
-        return self._summaries.changes(caller, session_ids, self._settings.monitor_interval)
+    def changes(
+        self, caller: Caller, session_ids: Sequence[str] = (), *, only: bool = False
+    ) -> AsyncIterator[SessionChange]:
+        return self._summaries.changes(caller, session_ids, self._settings.monitor_interval, only=only)
 
     async def stream_terminal(
         self, caller: Caller, session_id: str, since: str = ""

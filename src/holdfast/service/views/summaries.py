@@ -88,7 +88,7 @@ class Summaries:
         )
 
     async def changes(
-        self, caller: Caller, session_ids: Sequence[str], interval: float
+        self, caller: Caller, session_ids: Sequence[str], interval: float, *, only: bool = False
     ) -> AsyncIterator[SessionChange]:
         """Yield the sessions with new rows in the audit log, and each `interval` those with new usage samples."""
         sampled: dict[str, float] = {}
@@ -98,7 +98,8 @@ class Summaries:
                     async with asyncio.timeout(interval):
                         await watch.wait()
                     await asyncio.sleep(GATHER_SECONDS)
-                changed, missed = [name for name in watch.first if name], watch.missed
+                changed = [name for name in watch.first if name and (not only or name in session_ids)]
+                missed = watch.missed
                 watch.clear()
                 if missed or len(changed) > MOST_CHANGES:
                     yield SessionChange(reload=True)

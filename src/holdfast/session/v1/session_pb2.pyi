@@ -712,10 +712,12 @@ class ListSummariesResponse(_message.Message):
     def __init__(self, sessions: _Optional[_Iterable[_Union[SessionSummary, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class WatchSessionsRequest(_message.Message):
-    __slots__ = ("session_ids",)
+    __slots__ = ("session_ids", "only")
     SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
+    ONLY_FIELD_NUMBER: _ClassVar[int]
     session_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    only: bool
+    def __init__(self, session_ids: _Optional[_Iterable[str]] = ..., only: _Optional[bool] = ...) -> None: ...
 
 class SessionChange(_message.Message):
     __slots__ = ("session", "reload")
@@ -784,14 +786,12 @@ class GetScreensResponse(_message.Message):
     def __init__(self, screens: _Optional[_Iterable[_Union[TerminalScreen, _Mapping]]] = ...) -> None: ...
 
 class ListCommandsRequest(_message.Message):
-    __slots__ = ("session_id", "page_size", "page_token")
+    __slots__ = ("session_id", "page_token")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     session_id: str
-    page_size: int
     page_token: str
-    def __init__(self, session_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class SessionCommand(_message.Message):
     __slots__ = ("command_id", "number", "text", "by", "started_at", "ended_at", "exit_code", "duration_seconds", "output_bytes", "excerpt", "start")
