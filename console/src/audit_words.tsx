@@ -15,27 +15,30 @@ export function bodyOf(record: AuditRecord): Body {
   }
 }
 
-// `commands` has the texts of commands by their id, from the rows around.
-export function Words({ record, commands }: { record: AuditRecord; commands: Map<string, string> }) {
+export type Ran = { text: string; by: string };
+
+// `commands` has the commands by their id, from the rows around.
+export function Words({ record, commands }: { record: AuditRecord; commands: Map<string, Ran> }) {
   const body = bodyOf(record);
   const agent = <b><Text value={body.by || record.agentId || "the service"} longest={40} /></b>;
   const command = (text: unknown) => <Code value={text} longest={160} />;
   const named = () => {
-    const text = commands.get(record.commandId);
-    return text ? command(text) : "a command";
+    const found = commands.get(record.commandId);
+    return found ? command(found.text) : "a command";
   };
+  const runner = <b><Text value={commands.get(record.commandId)?.by || record.agentId} longest={40} /></b>;
   const because = body.reason ? <span class="dim"> — {oneLine(body.reason, 200)}</span> : null;
   const rule = body.rule && body.rule !== "built-in" ? <span class="dim"> (rule {oneLine(body.rule, 80)})</span> : null;
   const said: Record<string, () => ComponentChildren> = {
     session_created: () => <>{agent} opened a {oneLine(body.kind, 20)} in {oneLine(body.sandbox, 60)} with the profile {oneLine(body.profile, 40)}</>,
     session_closed: () => <>the session closed: {oneLine(body.summary || body.reason, 300)}</>,
     input: () => body.hidden ? <>{agent} typed {String(body.bytes)} hidden bytes</> : <>{agent} typed {command(body.text)}</>,
-    command: () => <>{agent} ran {command(body.text)}{rule}</>,
+    command: () => <>{agent} runs {command(body.text)}{rule}</>,
     command_started: () => <>{named()} started</>,
     command_ended: () => (
       <>
-        {named()} ended{" "}
-        {body.exit_code === 0 ? <span class="ok">with exit 0</span> : <span class="failed">{body.exit_code === null || body.exit_code === undefined ? "without an exit code" : `with exit ${Number(body.exit_code)}`}</span>}
+        {runner} ran {named()},{" "}
+        {body.exit_code === 0 ? <span class="ok">exit 0</span> : <span class="failed">{body.exit_code === null || body.exit_code === undefined ? "no exit code" : `exit ${Number(body.exit_code)}`}</span>}
         {body.duration !== undefined ? ` after ${duration(Number(body.duration))}` : ""}, {size(Number(body.output_bytes ?? 0))}
       </>
     ),

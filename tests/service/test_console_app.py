@@ -363,7 +363,7 @@ async def test_a_shell_is_shown_as_blocks_and_the_audit_in_words(
     await expect(console.page.locator(".block").nth(1).locator("pre")).to_have_text("42\n")
     await console.page.goto(f"{service.http}/audit?session={session}")
     await expect(console.page.locator(".audit")).to_contain_text("builder ran echo out")
-    await expect(console.page.locator(".audit")).to_contain_text("with exit 3 after")
+    await expect(console.page.locator(".audit")).to_contain_text(", exit 3 after")
     await expect(console.page.locator(".audit")).to_contain_text("operator took the session over")
     await expect(console.page.locator(".verify.ok")).to_contain_text("the chain holds")
     await console.unharmed()

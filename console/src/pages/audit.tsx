@@ -1,7 +1,7 @@
 // The audit log in words, with filters, its verification and an export.
 import { useState } from "preact/hooks";
 import { call, download, ServiceError } from "../api.ts";
-import { bodyOf, Words } from "../audit_words.tsx";
+import { bodyOf, Words, type Ran } from "../audit_words.tsx";
 import { clock, oneLine, plural, visible } from "../format.ts";
 import { useLoad } from "../hooks.ts";
 import { Empty, Failure, Skeleton, Text, Time } from "../parts.tsx";
@@ -12,11 +12,17 @@ type Page = { records: AuditRecord[]; nextPageToken: string };
 type Verified = { holds: boolean; rows: string; sessions: string; breaks: string[]; verifiedAt: string; headSeq: string; headHash: string };
 
 const KINDS: Record<string, string[]> = {
+  // Without bookkeeping of the log and without events, which repeat what these rows say.
+  "": [
+    ...["session_created", "close", "session_closed", "error", "sandbox_made", "sandbox_removed", "takeover", "release"],
+    ...["input", "control", "command", "command_ended", "decision", "approval_answered"],
+  ],
   commands: ["command", "command_ended", "command_started"],
   typed: ["input", "control", "takeover", "release"],
   decisions: ["decision", "approval_answered"],
   sessions: ["session_created", "session_closed", "error", "sandbox_made", "sandbox_removed"],
   events: ["event"],
+  everything: [],
 };
 const MOST_EXPORTED = 100_000;
 
@@ -33,8 +39,9 @@ export function Audit({ caller }: { caller: Caller }) {
   };
   const key = JSON.stringify([fields, get("page")]);
   const found = useLoad<Page>(key, (signal) => call("ListAudit", { ...fields, pageSize: 200, pageToken: get("page") }, signal));
-  const records = found.value?.records ?? [];
-  const commands = commandTexts(records);
+  const all = found.value?.records ?? [];
+  const records = get("kind") ? all : withoutStarts(all);
+  const commands = commandTexts(all);
   const set = (changes: Record<string, string>) => go(withQuery(place, { ...changes, page: "" }), { replace: true });
   return (
     <main>
@@ -45,9 +52,10 @@ export function Audit({ caller }: { caller: Caller }) {
       <form class="filters" role="search" onSubmit={(event) => event.preventDefault()}>
         <input type="search" aria-label="Contains" placeholder="Contains" defaultValue={get("q")} onChange={(event) => set({ q: event.currentTarget.value })} />
         <select aria-label="Kind" value={get("kind")} onChange={(event) => set({ kind: event.currentTarget.value })}>
-          <option value="">everything</option>
           {Object.keys(KINDS).map((each) => (
-            <option key={each}>{each}</option>
+            <option key={each} value={each}>
+              {each || "actions"}
+            </option>
           ))}
         </select>
         {caller.role === "operator" ? <input aria-label="Agent" placeholder="Agent" size={14} defaultValue={get("agent")} onChange={(event) => set({ agent: event.currentTarget.value.trim() })} /> : null}
@@ -67,16 +75,22 @@ export function Audit({ caller }: { caller: Caller }) {
   );
 }
 
-export function commandTexts(records: AuditRecord[]): Map<string, string> {
-  const texts = new Map<string, string>();
+export function commandTexts(records: AuditRecord[]): Map<string, Ran> {
+  const texts = new Map<string, Ran>();
   for (const record of records) {
-    const text = bodyOf(record).text;
-    if (["command", "input"].includes(record.kind) && typeof text === "string" && text.trim()) texts.set(record.commandId, text.trim());
+    const { text, by } = bodyOf(record);
+    if (["command", "input"].includes(record.kind) && typeof text === "string" && text.trim()) texts.set(record.commandId, { text: text.trim(), by: String(by ?? "") });
   }
   return texts;
 }
 
-export function AuditTable({ records, commands, sessions = false }: { records: AuditRecord[]; commands: Map<string, string>; sessions?: boolean }) {
+// The end of a command has its text, exit code and duration, so its first row is left out.
+function withoutStarts(records: AuditRecord[]): AuditRecord[] {
+  const ended = new Set(records.filter((each) => each.kind === "command_ended").map((each) => each.commandId));
+  return records.filter((each) => each.kind !== "command" || !ended.has(each.commandId));
+}
+
+export function AuditTable({ records, commands, sessions = false }: { records: AuditRecord[]; commands: Map<string, Ran>; sessions?: boolean }) {
   return (
     <table class="audit">
       <tbody>

@@ -61,7 +61,7 @@ export function Fleet() {
               <th class="number">Sessions</th>
               <th class="number">Age</th>
               <th class="number">Expires in</th>
-              <th>For</th>
+              <th>Made for</th>
               <th>Labels</th>
             </tr>
           </thead>
@@ -78,8 +78,8 @@ export function Fleet() {
                   {each.connected ? "" : each.state === "running" ? ", not connected" : ""}
                 </td>
                 <td class="number">{each.sessions}</td>
-                <td class="number">{each.createdAt ? duration(now - secondsOf(each.createdAt)) : ""}</td>
-                <td class="number">{each.expiresAt ? duration(Math.max(0, secondsOf(each.expiresAt) - now)) : ""}</td>
+                <td class="number">{each.createdAt ? duration(now - secondsOf(each.createdAt)) : "–"}</td>
+                <td class="number">{each.expiresAt ? duration(Math.max(0, secondsOf(each.expiresAt) - now)) : "never"}</td>
                 <td>
                   {each.sessionId ? (
                     <Link to={sessionPath(each.sessionId)}>
