@@ -28,6 +28,8 @@ EventType = Literal[
     "LIFETIME_WARNING",
     "SESSION_ERROR",
     "COMMAND_ENDED",
+    "TAKEN_OVER",
+    "RELEASED",
 ]
 #: Guards that the operating system can enforce; `SessionPolicy.require` and the metadata name them.
 Guard = Literal[
@@ -207,6 +209,8 @@ class Approval(ServiceStruct, frozen=True):
     caller: str = ""
     #: The call counts as alive until then. Its replica renews this while the call lasts.
     caller_expires: float = 0.0
+    #: The rule that requires it, from the audit log; the table has no such column.
+    rule: str = ""
 
 
 class ResourceUsage(ServiceStruct, frozen=True):
@@ -221,3 +225,5 @@ class ResourceUsage(ServiceStruct, frozen=True):
     written_bytes: int = 0
     session_idle: bool = False
     long_running: bool = False
+    #: Output in the lifetime of the session.
+    output_bytes: int = 0

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ssl
+from collections.abc import Callable
 from typing import Any, Final
 
 import h11
 import uvicorn
 from msgspec.structs import replace
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from holdfast.service.fronts.connections import AcceptedConnection, Acceptor, ConnectionGate, ConnectionLimits
 
 #: Connections above the limit that get a 503, at a time.
 _REFUSABLE: Final = 16
+_NO_ROOM: Final = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class WebServer(uvicorn.Server):
@@ -79,6 +83,17 @@ class _Connection(H11Protocol):
         super().data_received(data)
         self._watch_head()
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
+            self.transport.write(_NO_ROOM)
+            return self.transport.close()
+        super().handle_websocket_upgrade(event)
+        # The transport reports its end to the new protocol alone.
+        protocol = self.transport.get_protocol()
+        if isinstance(protocol, WebSocketConnection):
+            protocol.leave = functools.partial(self._gate.leave, self._accepted)
+        return None
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._gate.leave(self._accepted)
         if self._head_timer is not None:
@@ -94,3 +109,14 @@ class _Connection(H11Protocol):
                 self._head_timer = None
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self._gate.limits.head_seconds, self.transport.abort)
+
+
+class WebSocketConnection(WebSocketsSansIOProtocol):
+    """A connection that became a WebSocket; it still counts as a connection."""
+
+    leave: Callable[[], None] | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.leave is not None:
+            self.leave()
+        super().connection_lost(exc)

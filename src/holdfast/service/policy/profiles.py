@@ -138,6 +138,12 @@ class ApprovalRules(ServiceStruct, frozen=True):
     owner: bool = False
 
 
+class Takeover(ServiceStruct, frozen=True):
+    """Whether an operator may type in the sessions of other agents."""
+
+    operators: bool = True
+
+
 class Idle(ServiceStruct, frozen=True):
     """A warning after `timeout` without activity, and the close `grace` later."""
 
@@ -169,6 +175,7 @@ class Profile(ServiceStruct, frozen=True):
     resources: ResourceLimits = ResourceLimits()
     sandbox: SandboxRules = SandboxRules()
     approvals: ApprovalRules = ApprovalRules()
+    takeover: Takeover = Takeover()
     idle: Idle = Idle()
     lifetime: Lifetime = Lifetime()
     #: `FILE:LINE` of each key of the file: `network.mode`, `commands.rules.0`.
