@@ -21,7 +21,7 @@ from holdfast.integrations.e2b.control.templates import BASE, load_templates
 from holdfast.integrations.e2b.settings import E2BSettings, Keyring, load_key
 from holdfast.service.fronts.connections import AcceptedConnection, ConnectionGate, descriptors_for_ports
 from holdfast.service.fronts.listening import bind, check_address, parse_address
-from holdfast.service.fronts.web_server import WebServer
+from holdfast.service.fronts.web_server import WebServer, WebSocketConnection
 
 #: Descriptors beside those of client connections: each open sandbox has a few, and each preview one.
 _RESERVED_DESCRIPTORS = 4_096
@@ -107,7 +107,7 @@ def _server(settings: E2BSettings, app: Application, tls: ssl.SSLContext | None)
     config = uvicorn.Config(
         app,
         http="h11",
-        ws="websockets-sansio",
+        ws=WebSocketConnection,
         lifespan="off",
         interface="asgi3",
         log_config=None,
