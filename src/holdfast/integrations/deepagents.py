@@ -67,8 +67,8 @@ class Backend(BaseSandbox):
     ) -> None:
         """`shell` runs each command by `-c`.
 
-        By the `contract` of deepagents 0.6, which LangChain's suite tests, `write` refuses an existing file, and the
-        paths of `glob` are relative. By that of 0.7, `write` replaces a file, and the paths are absolute, which the
+        By the `contract` of deepagents 0.6, which LangChain's suite tests, `write` refuses an existing file, and
+        paths of `glob` are relative. By that of 0.7, `write` replaces a file, and paths are absolute, which the
         framework's `deny` rules need.
         """
         self._box = box.asynchronous if isinstance(box, sync.Sandbox) else box
