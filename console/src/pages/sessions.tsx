@@ -155,7 +155,7 @@ function Row({ row, now, chosen, place }: { row: Summary; now: number; chosen: b
         <Text value={row.sandbox} longest={40} />
       </td>
       <td class="command">
-        {row.approvals ? <span class="asks">needs approval </span> : null}
+        {row.approvals ? <span class="asks">needs approval <span class="dim">after </span></span> : null}
         {over ? <span class="dim untrusted">{oneLine(row.closeReason, 80)}</span> : row.command ? <Code value={row.command} longest={90} /> : <span class="dim">—</span>}
         {!over && row.exitCode ? <span class="failed"> ✗ {row.exitCode}</span> : null}
       </td>
