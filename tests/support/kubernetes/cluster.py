@@ -125,6 +125,14 @@ class Cluster:
             "ctr", "--address", self._containerd / "sock", "--namespace", "k8s.io", "images", "import", archive
         )
 
+    def await_containerd(self) -> None:
+        """Until containerd listens: a kubelet that does not reach it at its start ends."""
+        deadline = time.monotonic() + START_SECONDS
+        while not (self._containerd / "sock").exists():
+            if time.monotonic() > deadline:
+                raise Missing(f"containerd did not come up: {self.log('containerd')[-1500:]}")
+            time.sleep(0.05)
+
     def await_api(self) -> None:
         """Until the API answers and namespaces can have pods."""
         deadline = time.monotonic() + START_SECONDS
@@ -338,6 +346,8 @@ def cluster(directory: Path, *, node: bool = True) -> Iterator[Cluster]:
             programs += ["containerd", "kubelet"]
         stack.callback(_end, made)
         for program in programs:
+            if program == "kubelet":
+                made.await_containerd()
             made.start(program)
         if node:
             images.load_all(made)
