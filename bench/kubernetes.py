@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import statistics
 import subprocess
@@ -101,10 +102,13 @@ async def many_channels(made: Cluster) -> None:
     """100 open channels into one pod: memory and processor time of the host, against 100 kubectl."""
     async with holdfast.connect("kubernetes:default/bench"):
         before, used = resident(), process_time()
-        boxes = [await holdfast.connect("kubernetes:default/bench").__aenter__() for _ in range(CHANNELS)]
-        memory, cpu = resident() - before, process_time() - used
-        for box in boxes:
-            await box.aclose()
+        async with contextlib.AsyncExitStack() as stack:
+            opened = [
+                stack.enter_async_context(holdfast.connect("kubernetes:default/bench")) for _ in range(CHANNELS)
+            ]
+            boxes = [await each for each in opened]
+            memory, cpu = resident() - before, process_time() - used
+            assert (await boxes[-1].exec(["true"])).success
     times = os.times()
     processes = [
         subprocess.Popen(  # noqa: ASYNC220 - nothing else runs meanwhile

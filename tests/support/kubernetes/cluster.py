@@ -27,8 +27,11 @@ from tests.support.kubernetes.certificates import Authority
 
 START_SECONDS: Final = 120.0
 NODE: Final = "node"
-#: Of the kernel, changed by the kubelet for the whole machine; put back at the end.
-_SYSCTLS: Final = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
+#: Of the kernel, which the kubelet would change for the whole machine: it gets ordinary files instead.
+_SYSCTLS: Final = (
+    *("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"),
+    *("kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"),
+)
 
 #: The first process of the namespaces: reaps orphans until it is killed.
 _FIRST: Final = """
@@ -121,6 +124,14 @@ class Cluster:
         self.inside(
             "ctr", "--address", self._containerd / "sock", "--namespace", "k8s.io", "images", "import", archive
         )
+
+    def await_containerd(self) -> None:
+        """Until containerd listens: a kubelet that does not reach it at its start ends."""
+        deadline = time.monotonic() + START_SECONDS
+        while not (self._containerd / "sock").exists():
+            if time.monotonic() > deadline:
+                raise Missing(f"containerd did not come up: {self.log('containerd')[-1500:]}")
+            time.sleep(0.05)
 
     def await_api(self) -> None:
         """Until the API answers and namespaces can have pods."""
@@ -324,7 +335,6 @@ def cluster(directory: Path, *, node: bool = True) -> Iterator[Cluster]:
         raise Missing("no CNI plugins: `make parts` installs containernetworking-plugins on Debian")
     with contextlib.ExitStack() as stack:
         cgroup = stack.enter_context(engines.cgroup_parent())
-        stack.enter_context(_kernel_settings())
         first = stack.enter_context(_namespaces(directory))
         subnet = stack.enter_context(_cable(first))
         if node:
@@ -336,6 +346,8 @@ def cluster(directory: Path, *, node: bool = True) -> Iterator[Cluster]:
             programs += ["containerd", "kubelet"]
         stack.callback(_end, made)
         for program in programs:
+            if program == "kubelet":
+                made.await_containerd()
             made.start(program)
         if node:
             images.load_all(made)
@@ -421,19 +433,10 @@ def _prepare_namespaces(made: Cluster) -> None:
         f"ip addr add {made.service_address}/32 dev lo; "
         f"iptables -t nat -A PREROUTING -d {made.service_address} -p tcp --dport 443 -j REDIRECT --to-ports 6443; "
         f"iptables -t nat -A OUTPUT -d {made.service_address} -p tcp --dport 443 -j REDIRECT --to-ports 6443; "
-        "echo 1 > /proc/sys/net/ipv4/ip_forward",
+        "echo 1 > /proc/sys/net/ipv4/ip_forward; "
+        f"for s in {' '.join(_SYSCTLS)}; do [ -e /proc/sys/$s ] || continue; "
+        "f=/run/sysctl-$(basename $s); cat /proc/sys/$s > $f; mount --bind $f /proc/sys/$s; done",
     )
-
-
-@contextlib.contextmanager
-def _kernel_settings() -> Iterator[None]:
-    before = {name: Path("/proc/sys", name).read_text() for name in _SYSCTLS}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if Path("/proc/sys", name).read_text() != value:
-                Path("/proc/sys", name).write_text(value)
 
 
 def _make_cgroups(name: str) -> None:
