@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, cast
 
-from holdfast.errors import ConnectionLost
+from holdfast.errors import ConnectionLost, InvalidRequest
 from holdfast.sandboxes.kubernetes.exec_socket import CLOSE_SECONDS, CUT, STDOUT, Ended, ExecSocket
 from holdfast.transport.channel import Receiver, Source, SpoolFrame
 from holdfast.transport.stdio import STDERR_SHOWN_BYTES, STDERR_TAIL_BYTES, without_queries
@@ -26,6 +26,7 @@ class ExecChannel:
     """`Channel` on an exec. The receiver gets large messages as views that are valid until it returns."""
 
     takes_spool_frames: Final = False
+    passes_descriptors: Final = False
 
     def __init__(
         self,
@@ -91,6 +92,9 @@ class ExecChannel:
 
     def hold_frame(self) -> None:
         """No effect: there are no spool frames."""
+
+    def pass_descriptor(self, fd: int) -> None:
+        raise InvalidRequest(f"{self.description}: an exec of a cluster carries no descriptors")
 
     def pause_reading(self) -> None:
         self._may_read.clear()
