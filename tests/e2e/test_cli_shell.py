@@ -171,6 +171,8 @@ def test_json_is_one_object(command: Holdfast) -> None:
         "restored": "",
         "state": "idle",
         "reason": "",
+        "oom": False,
+        "silent": False,
     }
 
 

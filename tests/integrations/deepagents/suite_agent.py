@@ -54,7 +54,7 @@ def check_results(state: dict[str, Any]) -> None:
     assert printed.startswith("3\n2\n1")
     assert "4" in printed.removeprefix("3\n2\n1")
     assert "/tmp/work/count.sh" in listed
-    assert "/tmp/work/count.sh" in found
+    assert "count.sh" in found
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from tests.support import engines
 from tests.support.engines import Missing
 from tests.support.kubernetes import build, images
 from tests.support.kubernetes.certificates import Authority
+from tests.support.signalling import send_signal
 
 START_SECONDS: Final = 120.0
 NODE: Final = "node"
@@ -91,7 +92,7 @@ class Cluster:
         """Kill a program of the cluster, and wait for its end."""
         process = self._running.pop(name)
         for pid in _children(process.pid):
-            os.kill(pid, number)
+            send_signal(pid, number)
         process.wait(60)
 
     def pid(self, name: str) -> int:

@@ -12,7 +12,7 @@ from msgspec import UNSET, inspect as mi
 
 from holdfast import types as model
 from holdfast.errors import HoldfastError, InvalidParams, InvalidRequest, ParseError, UnknownProcess
-from holdfast.wire import file_messages, messages, stream_messages
+from holdfast.wire import codex_messages, file_messages, messages, stream_messages
 from holdfast.wire.codec import Codec
 from holdfast.wire.messages import Encoding, OutputParams
 from holdfast.wire.methods import PROCESS_OUTPUT, methods, notifications
@@ -26,7 +26,7 @@ integers = st.integers(-(2**63), 2**63 - 1)
 def structs() -> list[type[msgspec.Struct]]:
     found = {
         value
-        for module in (model, messages, file_messages, stream_messages)
+        for module in (model, messages, codex_messages, file_messages, stream_messages)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, msgspec.Struct) and value.__module__.startswith("holdfast")
     }
