@@ -325,8 +325,8 @@ def test_an_error_at_connect_leaves_no_thread() -> None:
 )
 def test_nothing_public_is_missing_from_the_facade(blocking: type, original: type) -> None:
     # `start` of a host service is part of `Sandbox.offer`, and `aclose` is `close` or the end of a block. Pools use
-    # `make` and `reset` of a fleet; the session service has sandboxes of a pool that outlive a block. `asynchronous`
-    # has the `loop`.
+    # `make` and `reset` of a fleet; the session service has sandboxes of a pool that outlive a block. The `loop` is
+    # that of `asynchronous`.
     inner = {
         host_call.HostService: {"start"},
         fleet.Fleet: {"make", "reset"},
