@@ -146,7 +146,7 @@ def test_keys_under_rules_run_wait_for_an_approval_and_are_refused(operator: Ope
         contextlib.closing(Person(20, 200)) as person,
     ):
         id = client.create_session().session_id
-        client.run_command("echo before; PS1='$ '", id)
+        client.run_command("echo before", id)
         attached = person.start(operator, "attach", id)  # type: ignore[arg-type]
         person.see("before")
         for key in b"expr 40 + 2; stty size\r":
