@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import socket
 import ssl
 from typing import Any, Final
 
@@ -32,6 +34,23 @@ class WebServer(uvicorn.Server):
         self.gate = ConnectionGate(replace(limits, most=limits.most + _REFUSABLE))
         self._tls = tls
         self._acceptor: Acceptor | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def open(self, listener: socket.socket) -> None:
+        """Serve on a bound socket until `aclose`; raises if the start fails."""
+        self._serving = asyncio.create_task(self.serve(sockets=[listener]))
+        up = asyncio.create_task(self.is_up.wait())
+        await asyncio.wait((self._serving, up), return_when=asyncio.FIRST_COMPLETED)
+        up.cancel()
+        if self._serving.done():
+            listener.close()
+            await self._serving
+
+    async def aclose(self, grace: float) -> None:
+        """Stop accepting; running requests have `grace` seconds."""
+        self.stop_within(grace)
+        if self._serving is not None:
+            await self._serving
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
@@ -69,6 +88,10 @@ class _Connection(H11Protocol):
         self._gate = server.gate
         self._accepted = connection
         self._head_timer: asyncio.TimerHandle | None = None
+        if self.ws_protocol_class is not None:
+            # At an upgrade the transport gets a protocol of this class, and reports the connection's end to it.
+            kind: Any = functools.partial(_counted, self.ws_protocol_class, server.gate, connection)
+            self.ws_protocol_class = kind
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -94,3 +117,15 @@ class _Connection(H11Protocol):
                 self._head_timer = None
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self._gate.limits.head_seconds, self.transport.abort)
+
+
+def _counted(kind: Any, gate: ConnectionGate, connection: AcceptedConnection, **arguments: Any) -> asyncio.Protocol:
+    """A WebSocket protocol of the class `kind` that leaves the gate with its connection."""
+
+    class Counted(kind):  # type: ignore[misc]
+        def connection_lost(self, exc: Exception | None) -> None:
+            gate.leave(connection)
+            super().connection_lost(exc)
+
+    protocol: asyncio.Protocol = Counted(**arguments)
+    return protocol
