@@ -94,6 +94,11 @@ class SessionServiceStub:
                 request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.AnswerApprovalRequest.SerializeToString,
                 response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.AnswerApprovalResponse.FromString,
                 _registered_method=True)
+        self.CreatePreview = channel.unary_unary(
+                '/holdfast.session.v1.SessionService/CreatePreview',
+                request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewRequest.SerializeToString,
+                response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewResponse.FromString,
+                _registered_method=True)
 
 
 class SessionServiceServicer:
@@ -181,6 +186,14 @@ class SessionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreatePreview(self, request, context):
+        """Opens a port of the session's sandbox to browsers for some time. The policy must allow the port, and the sandbox
+        must have been made for the session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SessionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -243,6 +256,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.AnswerApproval,
                     request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.AnswerApprovalRequest.FromString,
                     response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.AnswerApprovalResponse.SerializeToString,
+            ),
+            'CreatePreview': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreatePreview,
+                    request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewRequest.FromString,
+                    response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -569,6 +587,33 @@ class SessionService:
             '/holdfast.session.v1.SessionService/AnswerApproval',
             holdfast_dot_session_dot_v1_dot_session__pb2.AnswerApprovalRequest.SerializeToString,
             holdfast_dot_session_dot_v1_dot_session__pb2.AnswerApprovalResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreatePreview(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.session.v1.SessionService/CreatePreview',
+            holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewRequest.SerializeToString,
+            holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewResponse.FromString,
             options,
             channel_credentials,
             insecure,
