@@ -17,6 +17,8 @@ from msgspec.structs import replace
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from holdfast import ServiceClient
+from holdfast.__main__ import main
 from holdfast.fleet.template import Template
 from holdfast.service.api import (
     AuditFilter,
@@ -64,6 +66,7 @@ HOSTILE = r"""
 import base64, hashlib, http.server, json, struct
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    posts = 0
     def log_message(self, *_): pass
     def do_GET(self):
         seen = json.dumps({"path": self.path, "headers": {k.lower(): v for k, v in self.headers.items()}})
@@ -80,14 +83,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        reply = json.dumps({**json.loads(seen), "size": len(body)}).encode()
+        Handler.posts += self.command == "POST"
+        reply = json.dumps({**json.loads(seen), "size": len(body), "posts": self.posts}).encode()
+        if self.path == "/page":
+            reply = b"<!doctype html><title>hostile</title>"
         self.send_response(203)
+        self.send_header("Content-Type", "text/html" if self.path == "/page" else "application/json")
         self.send_header("Content-Length", str(len(reply)))
         for name, value in [
             ("Set-Cookie", "own=1"), ("Set-Cookie", "wide=1; Domain=localhost"),
             ("Set-Cookie", "holdfast_preview=forged"), ("Service-Worker-Allowed", "/"),
             ("Clear-Site-Data", '"*"'), ("Access-Control-Allow-Origin", "null"), ("Referrer-Policy", "unsafe-url"),
-            ("Content-Security-Policy", "default-src *"), ("Strict-Transport-Security", "max-age=1"),
+            ("Strict-Transport-Security", "max-age=1"),
         ]:
             self.send_header(name, value)
         self.end_headers()
@@ -409,6 +416,51 @@ async def test_policy_network_and_limits_refuse_by_name(service: ServiceReplica,
     service._rulebook.rules = load_rules(RULES.replace("[8000,", "[8001,"), "rules")
     with pytest.raises(Denied, match=r"previews\.ports"):
         await preview(service, session_id)
+
+
+@needs("bwrap")
+async def test_a_preview_over_the_protocol_and_by_the_verb(
+    settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = ServiceReplica(settings)
+    started = await service.start()
+    try:
+        session_id = await opened(service)
+        token = started.operator_token
+        async with ServiceClient(started.grpc, token=token) as client:
+            made = await client.create_preview(session_id, 8000, lifetime=60)
+            assert (made.session_id, made.port) == (session_id, 8000)
+            assert 0 < made.expires_at - time.time() <= 61
+            with pytest.raises(Denied, match=r"previews\.ports"):
+                await client.create_preview(session_id, 22)
+            with pytest.raises(Invalid, match="port"):
+                await client.create_preview(session_id, 0)
+            assert (await client.get_session(session_id)).policy.ports == ("8000", "9000-9001")
+        monkeypatch.setenv("HOLDFAST_SERVICE_TOKEN", token)
+        verb = ("session", "preview", session_id, "8000", "--service", started.grpc)
+        assert await asyncio.to_thread(main, (*verb, "--json")) == 0
+        printed = json.loads(capsys.readouterr().out)
+        ours = started.preview.replace("//", f"//{printed['previewId']}.")
+        assert printed["url"].startswith(f"{ours}/?holdfast_ticket=")
+        assert await asyncio.to_thread(main, verb) == 0
+        assert capsys.readouterr().out.partition("?")[2].startswith("holdfast_ticket=")
+    finally:
+        await service.stop()
+
+
+async def test_without_a_port_previews_are_off(settings: ServiceSettings) -> None:
+    assert ServiceSettings().listen_preview == ""
+    replica = ServiceReplica(replace(settings, listen_preview=""))
+    started = await replica.start()
+    try:
+        async with ServiceClient(started.grpc, token=started.operator_token) as client:
+            with pytest.raises(NotNow, match="listen_preview"):
+                await client.create_preview("ses-1", 8000)
+    finally:
+        await replica.stop()
+    for wrong in ({"listen_preview": "unix:/tmp/x"}, {"listen_preview": "0.0.0.0:0", "allow_plaintext": True}):
+        with pytest.raises(Invalid, match="listen_preview"):
+            await ServiceReplica(replace(settings, **wrong)).start()
 
 
 async def test_a_sandbox_with_the_network_of_the_machine_is_refused(service: ServiceReplica) -> None:

@@ -262,6 +262,8 @@ class ServiceReplica:
         room = descriptors_for_ports(3 * limits.most, settings.reserved_descriptors + 2 * settings.max_connections)
         await self._preview.start(limits.within(room // 3))
         self._parts.push_async_callback(self._preview.stop, STOP_SECONDS)
+        # First, so that open WebSockets and streams do not delay the stop.
+        self._parts.push_async_callback(previews.stop)
         return self._preview.url
 
     def _render_metrics(self) -> tuple[bytes, str]:
