@@ -11,7 +11,7 @@ VENV := .venv-$(VERSION)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fresh parts lint docs picture proto format bench engines integrations integrations-all faults soak fuzz peers clean
+.PHONY: help demo test fresh parts lint docs console console-check picture proto format bench engines kubernetes agents integrations integrations-all faults soak fuzz peers clean
 
 # How long: each target of `make fuzz`, and all of `make soak`.
 FUZZ_SECONDS ?= 30
@@ -39,7 +39,7 @@ demo: $(VENV)/installed ## install, run a job, run a detached one, look at it, s
 	echo "\$$ holdfast kill server"; holdfast kill server; \
 	echo "\$$ holdfast stop"; holdfast stop
 
-test: lint docs parts ## run every check and all tests
+test: lint docs parts console ## run every check and all tests
 	$(BIN)/python tests/support/run.py
 
 # The programs that tests start, each with the Debian package that has it: "program:package".
@@ -93,6 +93,22 @@ lint: $(VENV)/installed-dev ## ruff, mypy --strict, the import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Built again when a source changes; a machine without npm, or without its packages, has the plain page.
+CONSOLE := src/holdfast/console/built
+CONSOLE_SOURCES := $(shell find console -path console/node_modules -prune -o -type f -print 2>/dev/null)
+
+console: $(CONSOLE)/index.html ## type-check and build the console; without Node.js the plain page is served
+
+$(CONSOLE)/index.html: $(CONSOLE_SOURCES) | $(VENV)/installed-dev
+	@PATH="$$PATH:$(CURDIR)/$(BIN)"; cd console && \
+	if [ ! -d node_modules ] || [ package-lock.json -nt node_modules/.package-lock.json ]; then \
+		timeout 300 npm ci --ignore-scripts >/dev/null 2>&1 || { rm -rf node_modules; \
+			echo "npm could not install the packages of the console: the plain page is served"; exit 0; }; \
+	fi; npm run --silent check && npm run --silent build -- --logLevel warn
+
+console-check: $(VENV)/installed-dev parts console ## the console with 10,000 sessions, 50 MB/s of output and a killed service
+	HOLDFAST_CONSOLE_CHECKS=yes $(BIN)/python -m pytest -s tests/service/test_console_app.py
+
 proto: $(VENV)/installed-dev ## make the session service's messages from proto/ again
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=src --pyi_out=src --grpc_python_out=src \
 		proto/holdfast/session/v1/session.proto
@@ -104,8 +120,9 @@ format: $(VENV)/installed-dev ## rewrite the code in the house format
 bench: $(VENV)/installed-dev ## measure, and write the table into docs/benchmarks.md
 	$(BIN)/python -m bench --markdown docs/benchmarks.md
 
-picture: $(VENV)/installed-dev ## record the README's terminal session again and draw it as docs/terminal.svg
+picture: $(VENV)/installed-dev console ## record the README's terminal session again as docs/terminal.svg, and the console's pictures
 	$(BIN)/python -m bench.picture docs/terminal.svg
+	$(BIN)/python -m bench.console_pictures docs/pictures
 
 docs: $(VENV)/installed-dev ## build the documentation site into build/site; a broken link is an error
 	$(BIN)/python -m mkdocs build --quiet --strict
@@ -113,11 +130,18 @@ docs: $(VENV)/installed-dev ## build the documentation site into build/site; a b
 engines: $(VENV)/installed-dev parts ## run every check of sandboxes over every engine
 	HOLDFAST_ALL_ENGINE_CHECKS=yes $(BIN)/python -m pytest tests/sandbox/test_fleet_engines.py
 
+agents: $(VENV)/installed-dev parts ## run every check with real agents, Claude Code and Codex, as clients
+	HOLDFAST_ALL_AGENT_CHECKS=yes $(BIN)/python -m pytest tests/mcp/test_mcp_agents.py tests/sandbox/test_codex_client.py tests/sandbox/test_codex_traffic.py
+
 integrations: ## make the environments of other software, in ~/.cache/holdfast-integrations (one: ONLY=NAME)
 	$(PYTHON) tests/support/integrations.py $(ONLY)
 
 integrations-all: $(VENV)/installed-dev parts integrations ## run all suites of other software, those over other engines as well
 	HOLDFAST_ALL_INTEGRATION_CHECKS=yes $(BIN)/python -m pytest tests/integrations $(if $(ONLY),-k '$(ONLY)')
+
+kubernetes: $(VENV)/installed-dev parts ## build Kubernetes once (about 15 minutes, cached) and run the tests of pods in a real cluster
+	$(BIN)/python -m tests.support.kubernetes.build
+	HOLDFAST_KUBERNETES=yes $(BIN)/python -m pytest tests/kubernetes
 
 faults: $(VENV)/installed-dev parts ## five minutes of kills, stops and cuts, then the faults of sandboxes and 200 MB each way; nothing may be lost
 	$(BIN)/python -m tests.faults --seconds 300 $(FAULTS)
@@ -141,7 +165,7 @@ peers: $(VENV)/installed-bench ## compare the live shell with others from PyPI
 	$(BIN)/python -m bench.shells
 
 clean: ## remove the virtual environments and the caches
-	rm -rf .venv-* build dist wheels .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv-* build dist wheels console/node_modules $(CONSOLE) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/made:

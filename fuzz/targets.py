@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from fuzz import bridge_targets, e2b_targets, edge_targets, redaction_targets
+from fuzz import agent_targets, bridge_targets, e2b_targets, edge_targets, redaction_targets
 from fuzz.target import Target, cut_at, places_of, target
 from holdfast.client.screen.asciicast import CastEvent, read_cast, resize_event, write_cast
 from holdfast.config import parse_settings
@@ -45,7 +45,7 @@ from holdfast.wire.peer import IncomingRequest, Peer
 def targets() -> dict[str, Target]:
     """Every target by its name, those of the other modules too."""
     own = {each.name: each for each in globals().values() if isinstance(each, Target)}
-    others = (bridge_targets, e2b_targets, edge_targets, redaction_targets)
+    others = (agent_targets, bridge_targets, e2b_targets, edge_targets, redaction_targets)
     return own | {name: each for module in others for name, each in module.targets().items()}
 
 

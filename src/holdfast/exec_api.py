@@ -247,7 +247,7 @@ class ExecApi(Protocol):
         """The processes of any client that ended, from the number `after` on, in order.
 
         Waits up to `wait` seconds for the first. Without `after`: the number to begin at, for ends from now on.
-        Processes whose caller awaits them (`ProcessSpec.awaited`) and the programs of shells are left out.
+        Commands whose caller awaits them (`AWAITED_PREFIX`) and the programs of shells are left out.
         """
 
     async def snapshot(self, process_id: str) -> Snapshot: ...

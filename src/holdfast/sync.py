@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import itertools
 import threading
 import weakref
 from collections.abc import (
@@ -48,6 +49,7 @@ from typing import (
 from holdfast.client import exec_remote, host_call, process, sandbox, shell, terminal, unified_exec
 from holdfast.client.collect import StreamTails
 from holdfast.client.defaults import Path, StrPath
+from holdfast.client.endings import Endings
 from holdfast.client.files.watch import DirectoryEvents
 from holdfast.client.loops import run_in
 from holdfast.config import ExecServerConfig
@@ -58,6 +60,7 @@ from holdfast.fleet.record import SandboxRef
 from holdfast.fleet.template import Template
 from holdfast.types import (
     CommandEnded,
+    ExitStatus,
     OutputChunk,
     OutputGap,
     ProcessInfo,
@@ -282,6 +285,10 @@ class Process(_Handle[process.Process]):
     wait = _Blocking(process.Process.wait)
     forget = _Blocking(process.Process.forget)
 
+    def on_exit(self, callback: Callable[[ExitStatus], object]) -> None:
+        """Call `callback` with the exit status, in a thread of its own, when the process ends."""
+        _at_exit(self._loop, self._inner, callback)
+
 
 class Shell(_Handle[shell.Shell]):
     """`holdfast.Shell`, blocking. Leaving its `with` block closes the shell."""
@@ -302,6 +309,7 @@ class Shell(_Handle[shell.Shell]):
         stdin: StdinMode = "closed",
         on_output: Callable[[OutputChunk | OutputGap], object] | None = None,
         max_bytes: int = shell.RUN_LIMIT_BYTES,
+        silence: float | None = None,
     ) -> shell.CommandResult:
         """Run a command in the live shell; see `holdfast.Shell.run`.
 
@@ -310,12 +318,21 @@ class Shell(_Handle[shell.Shell]):
         if on_output is None:
             return self._loop.run(
                 self._inner.run(
-                    command, timeout=timeout, cwd=cwd, env=env, input=input, stdin=stdin, max_bytes=max_bytes
+                    command,
+                    timeout=timeout,
+                    cwd=cwd,
+                    env=env,
+                    input=input,
+                    stdin=stdin,
+                    max_bytes=max_bytes,
+                    silence=silence,
                 )
             )
         # In the loop's thread, `on_output` could not use this sandbox, and would block all other calls.
         printed = StreamTails(max_bytes)
-        with self.stream(command, timeout=timeout, cwd=cwd, env=env, input=input, stdin=stdin) as events:
+        with self.stream(
+            command, timeout=timeout, cwd=cwd, env=env, input=input, stdin=stdin, silence=silence
+        ) as events:
             for event in events:
                 if isinstance(event, CommandEnded):
                     return shell.command_result(printed, event)
@@ -382,10 +399,26 @@ class ExecRemoteProcess(_Facade[exec_remote.ExecRemoteProcess], Iterator[exec_re
     def __next__(self) -> exec_remote.ExecRemoteEvent:
         return _next(self._loop, self._inner)
 
+    started = _Blocking(exec_remote.ExecRemoteProcess.started)
     write_stdin = _Blocking(exec_remote.ExecRemoteProcess.write_stdin)
     close_stdin = _Blocking(exec_remote.ExecRemoteProcess.close_stdin)
     terminate = _Blocking(exec_remote.ExecRemoteProcess.terminate)
     kill = terminate
+
+    def on_exit(self, callback: Callable[[ExitStatus], object]) -> None:
+        """Call `callback` with the exit status, in a thread of its own, when the command ends."""
+        _at_exit(self._loop, self._inner, callback)
+
+
+def _at_exit(
+    loop: LoopThread,
+    ended: process.Process | exec_remote.ExecRemoteProcess,
+    callback: Callable[[ExitStatus], object],
+) -> None:
+    async def begin() -> None:
+        ended.on_exit(lambda status: asyncio.to_thread(callback, status))
+
+    loop.run(begin())
 
 
 #: A blocking handler: it runs in a thread, and so does an iterator that it returns.
@@ -473,6 +506,15 @@ class Sandbox(_Closing[sandbox.Sandbox]):
     def processes(self) -> list[Process]:
         """Handles on all processes: running ones, and ended ones that are still retained."""
         return [Process(self._loop, one) for one in self._loop.run(self._inner.processes())]
+
+    def ended(self) -> Iterator[Process]:
+        """The processes that end from this call on; each step waits for the next. See `holdfast.Sandbox.ended`."""
+
+        async def begin() -> Endings:
+            return self._inner.ended()
+
+        endings = self._loop.run(begin())
+        return (Process(self._loop, _next(self._loop, endings)) for _ in itertools.count())
 
     def shells(self) -> list[Shell]:
         """Handles on all shells: open ones, and the last ones that closed."""

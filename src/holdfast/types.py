@@ -51,6 +51,9 @@ MAX_TERMINAL_SIDE: Final = 65_535
 #: Of a screen, and of a session of the service: a cell costs some tens of bytes, and the size comes from a caller.
 MAX_SCREEN_SIDE: Final = 4_096
 MAX_SESSION_SIDE: Final = 1_000
+#: Ids of commands whose caller awaits the end begin with this, and `process/ended` leaves them out. Not a field of
+#: `ProcessSpec`, which servers before it would refuse.
+AWAITED_PREFIX: Final = "exec-"
 #: Pids that a usage sample lists for one process; a fork bomb has more.
 USAGE_PIDS: Final = 1_000
 
@@ -201,8 +204,6 @@ class ProcessSpec(Struct, frozen=True, omit_defaults=True):
     merge_stderr: bool = False
     #: Seconds without output after which its whole tree is killed; its exit status is then `silent`.
     silence: float | None = None
-    #: Its caller awaits the end, so `process/ended` does not report it.
-    awaited: bool = False
 
 
 class OutputChunk(Struct, frozen=True):
@@ -421,6 +422,8 @@ class EnvironmentInfo(Struct, frozen=True):
     features: tuple[str, ...] = ()
     #: The command that runs holdfast there, without the verb.
     holdfast: tuple[str, ...] = ()
+    #: The parts of the Codex protocol that the server has, by name; only for clients of that protocol.
+    capabilities: dict[str, bool] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ClientInfo(Struct, frozen=True):

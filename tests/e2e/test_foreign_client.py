@@ -32,7 +32,7 @@ def server() -> Iterator[RunningServer]:
 
 
 class ForeignClient:
-    """Requests one after the other; notifications are kept by process."""
+    """Requests one after the other; notifications are kept by process or HTTP request."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -68,7 +68,8 @@ class ForeignClient:
         message: dict[str, Any] = json.loads(frame)
         assert "jsonrpc" not in message, "to a peer that leaves it out, leave it out"
         if "method" in message and "id" not in message:
-            self.events.setdefault(message["params"]["processId"], []).append(message)
+            params = message["params"]
+            self.events.setdefault(params.get("processId") or params["requestId"], []).append(message)
         return message
 
 
@@ -315,7 +316,7 @@ async def test_a_policy_that_nobody_enforces_is_refused(server: RunningServer, t
     path = (tmp_path / "a").as_uri()
     (tmp_path / "a").write_text("x")
     async with client(server) as (codex, _):
-        for permissions in ({"type": "managed", "fileSystem": {}}, {"type": "new"}, {}, read_only()):
+        for permissions in ({"type": "managed", "fileSystem": {}}, {"type": "new"}, {}):
             error = await codex.refused("fs/readFile", {"path": path, "sandbox": {"permissions": permissions}})
             assert error["code"] == FORBIDDEN
         for permissions in ({"type": "disabled"}, {"type": "external"}):

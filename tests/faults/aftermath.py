@@ -74,8 +74,8 @@ async def check(server: RunningServer, box: Sandbox, before: Footing, spool: str
     If something was `scarce`, the directory of a shell may be left: to remove one takes a descriptor.
     """
     for process in await box.processes():
-        # Those of `exec` have no handle by which they could be forgotten.
-        if process.info.running or not process.id.startswith("exec-"):
+        # Those of `exec` and `exec_remote` have no handle by which they could be forgotten.
+        if process.info.running or not process.id.startswith(("exec-", "stream-")):
             raise Broken(f"the server still has {process.info}")
         await process.forget()
     keeper = server.process.pid

@@ -10,6 +10,7 @@ import base64
 import json
 import struct
 import zlib
+from collections.abc import Callable
 from typing import Any, Literal
 
 from mcp.server.mcpserver import Audio, Context, Image, UserMessage
@@ -65,7 +66,7 @@ class Defaults(BaseModel):
     verified: bool = True
 
 
-_TITLED = [{"const": "value1", "title": "First Option"}, {"const": "value2", "title": "Second Option"}]
+_TITLED: Any = [{"const": "value1", "title": "First Option"}, {"const": "value2", "title": "Second Option"}]
 
 
 class Enums(BaseModel):
@@ -138,11 +139,12 @@ def add_tools(server: SandboxServer) -> None:
     def json_schema_2020_12_tool(name: str = "", address: Any = None) -> str:
         return name
 
-    for each in (test_simple_text, test_error_handling, test_tool_with_progress, test_sampling, test_elicitation):
-        server.add_tool(each, description=f"Fixture {each.__name__}", structured_output=False)
-    for each in (test_image_content, test_audio_content, test_embedded_resource, test_multiple_content_types):
-        server.add_tool(each, description=f"Fixture {each.__name__}", structured_output=False)
-    for each in (test_elicitation_sep1034_defaults, test_elicitation_sep1330_enums, test_reconnection):
+    tools: list[Callable[..., Any]] = [
+        *(test_simple_text, test_error_handling, test_tool_with_progress, test_sampling, test_elicitation),
+        *(test_image_content, test_audio_content, test_embedded_resource, test_multiple_content_types),
+        *(test_elicitation_sep1034_defaults, test_elicitation_sep1330_enums, test_reconnection),
+    ]
+    for each in tools:
         server.add_tool(each, description=f"Fixture {each.__name__}", structured_output=False)
     server.add_tool(json_schema_2020_12_tool, description="A schema", structured_output=False)
     tool = server._tool_manager.get_tool("json_schema_2020_12_tool")

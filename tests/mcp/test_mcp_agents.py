@@ -25,7 +25,7 @@ from holdfast.bridge import (
     Usage,
     sandbox_agent_bridge,
 )
-from tests.sandbox.real_agents import NODE, require_agents
+from tests.sandbox.real_agents import ALL_CHECKS, NODE, require_agents
 from tests.support.servers import RunningServer, running_server
 from tests.support.signalling import kill_group
 
@@ -125,8 +125,11 @@ def codex(agents: Path, directory: Path, bridge: Bridge, url: str) -> tuple[list
     return [*program, *words, *run], {"CODEX_HOME": str(directory), "HOLDFAST_MCP_TOKEN": TOKEN}
 
 
-@pytest.mark.parametrize("transport", ["stdio", "http"])
-@pytest.mark.parametrize("agent", [claude_code, codex])
+EACH = [(claude_code, "stdio"), (codex, "http")]
+ALL = [*EACH, (claude_code, "http"), (codex, "stdio")]
+
+
+@pytest.mark.parametrize(("agent", "transport"), ALL if ALL_CHECKS else EACH)
 async def test_a_real_agent_uses_the_tools(
     agents: Path, server: RunningServer, tmp_path: Path, agent: type, transport: str
 ) -> None:

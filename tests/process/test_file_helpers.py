@@ -58,6 +58,8 @@ OPERATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("abandon", {"path": "{place}/d/no", "upload_id": "c"}),
     ("read", {"path": "{place}/d/small", "offset": 0, "size": 100}),
+    # The id is that of no file: the answer is an error, and nothing is written.
+    ("write_at", {"path": "{place}/d/small", "offset": 0, "data": b"x", "file_id": "0-0"}),
     ("stat", {"path": "{place}/d", "follow": True}),
     ("make_link", {"path": "{place}/d/link", "target": "small"}),
     ("real_path", {"path": "{place}/d/link", "strict": True}),
@@ -153,6 +155,7 @@ def test_every_operation_is_among_these() -> None:
 @needs_root
 def test_the_user_need_not_be_able_to_read_python(closed_python: str, place: Path) -> None:
     results = perform_all(closed_python, place)
+    assert "replaced since it was opened" in results.pop("write_at")
     assert not {name: text for name, text in results.items() if "Error" in text or "Failed" in text}
     assert "b'content'" in results["read"]
     assert all(name in results["list"] for name in ("'e'", "'link'", "'small'"))

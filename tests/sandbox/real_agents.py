@@ -11,6 +11,8 @@ import pytest
 #: Where they are installed, by this list of them.
 LISTED = Path(__file__).parent / "agents/package.json"
 AGENTS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast-agents"
+#: Set to `yes` by `make agents`: all combinations of agents and connections, each of which takes some seconds.
+ALL_CHECKS = os.environ.get("HOLDFAST_ALL_AGENT_CHECKS") == "yes"
 NODE = os.path.realpath(shutil.which("node") or "node")
 
 

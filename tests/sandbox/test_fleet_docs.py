@@ -21,7 +21,7 @@ ROWS = {
     for line in PAGE.partition("## Engines and fields")[2].partition("\n\nA field")[0].splitlines()
     if line.startswith("| `")
 }
-COLUMNS = {"bwrap": 0, "docker": 1, "podman": 1, "local": 2}
+COLUMNS = {"bwrap": 0, "docker": 1, "podman": 1, "kubernetes": 2, "local": 3}
 
 
 @pytest.mark.parametrize("code", PROGRAMS, ids=range(len(PROGRAMS)))

@@ -127,7 +127,7 @@ async def test_the_limits_of_a_jail_hold() -> None:
         pytest.skip("no cgroup controllers memory, pids and cpu here")
     async with create("bwrap", memory="128MiB", processes=40, cpus=0.5, disk="16MiB") as box:
         big = await box.exec(["python3", "-c", "bytearray(256 * 2**20)"])
-        assert big.returncode == 137, big
+        assert (big.exit_code, big.oom) == (137, True), big
         full = await box.exec(
             ["sh", "-c", "head -c 32000000 /dev/zero > /root/big; wc -c < /root/big; rm /root/big"]
         )
@@ -258,6 +258,8 @@ async def test_the_limits_of_a_container_hold(docker: object) -> None:
         assert "fork" in forks.stderr.lower(), forks
         big = await box.exec(["sh", "-c", "head -c 300m /dev/zero | tail -c 290m | wc -c"])
         assert "290" not in big.stdout or big.returncode != 0, big
+        killed = await box.exec(["awk", 'BEGIN { x = "0123456789"; for (i = 0; i < 26; i++) x = x x }'])
+        assert (killed.exit_code, killed.oom) == (137, True), killed
 
 
 async def test_labels_of_a_committed_container_do_not_make_a_sandbox(docker: object) -> None:

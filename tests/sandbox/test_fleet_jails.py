@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import platform
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from holdfast.fleet.fleet import create
+from holdfast.errors import SandboxError
+from holdfast.fleet.fleet import Fleet, create
 from tests.support.parts import require
 
+ATTACKS = Path(__file__).with_name("jail_attacks.py")
 #: Prints pid and target of every descriptor that the caller can take from another process.
 _DESCRIPTORS = """
 import os
@@ -77,3 +83,49 @@ async def test_a_jail_with_the_network_of_the_host_is_in_its_namespace() -> None
     async with create("bwrap", network="host") as box:
         shown = await box.exec(["readlink", "/proc/self/ns/net"])
     assert shown.stdout.strip() == os.readlink("/proc/self/ns/net")
+
+
+async def test_a_link_in_a_forked_jail_does_not_lead_root_to_the_host(tmp_path: Path) -> None:
+    """The files of a jail are copied and completed by root of the host."""
+    os.chmod(tmp_path, 0o751)
+    (tmp_path / "tmp").mkdir(mode=0o700)
+    before = [os.stat(path) for path in (tmp_path, tmp_path / "tmp")]
+    async with Fleet("bwrap") as fleet, fleet.block() as box:
+        script = f"cd / && mv root r && mv var v && mv srv s && ln -s {tmp_path} root && ln -s {tmp_path} var"
+        assert (await box.exec(["sh", "-c", script], cwd="/")).success
+        with contextlib.suppress(SandboxError):  # the directory of its commands is a link to nowhere
+            await fleet.remove((await fleet.fork(box.ref.id)).id)
+        forked = await fleet.fork(box.ref.id, workdir="/")
+        async with await fleet.connect(forked.id) as copy:
+            shown = await copy.exec(["readlink", "/root", "/var"])
+            assert shown.stdout.split() == [str(tmp_path)] * 2
+        await fleet.remove(forked.id)
+    after = [os.stat(path) for path in (tmp_path, tmp_path / "tmp")]
+    assert [(found.st_uid, found.st_mode) for found in after] == [(found.st_uid, found.st_mode) for found in before]
+    assert os.listdir(tmp_path) == ["tmp"]
+
+
+@pytest.fixture
+def keyring() -> Iterator[None]:
+    """A key in the session keyring of this process, as a login with Kerberos has one."""
+    libc, number = ctypes.CDLL(None, use_errno=True), {"x86_64": 248, "aarch64": 217}.get(platform.machine())
+    if number is None or libc.syscall(number, b"user", b"hf-secret", b"secret", 6, -3) == -1:
+        pytest.skip("no key can be added to a session keyring here")
+    yield
+    serial = libc.syscall(number + 2, 10, -3, b"user", b"hf-secret", 0)  # KEYCTL_SEARCH
+    libc.syscall(number + 2, 9, serial, -3)  # KEYCTL_UNLINK
+
+
+@pytest.mark.parametrize("network", ["none"])
+async def test_root_in_a_jail_does_not_reach_the_host(tmp_path: Path, keyring: None, network: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0hf-{tmp_path.name}")
+        listener.listen()
+        async with create("bwrap", files={"/root/attacks.py": ATTACKS.read_text()}, network=network) as box:
+            tried = await box.exec(["python3", "/root/attacks.py", str(secret), f"hf-{tmp_path.name}"])
+    assert tried.success, tried
+    *succeeded, count = tried.stdout.splitlines()
+    assert succeeded == []
+    assert int(count) >= 20

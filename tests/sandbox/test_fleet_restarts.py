@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +26,7 @@ from holdfast.fleet.pool import Pool
 from tests.sandbox.conftest import or_skip
 from tests.support.engines import DockerDaemon, docker_engine
 from tests.support.file_systems import small_file_system
+from tests.support.parts import require
 
 IMAGE = "hf-busybox"
 #: Moments of a `create` and a `remove` at which the engine is killed.
@@ -137,9 +144,76 @@ def _fill(directory: str) -> None:
     ],
 )
 async def test_a_creation_that_fails_leaves_nothing(
-    docker: DockerDaemon, fields: dict[str, object], complaint: str
+    docker: DockerDaemon, fields: dict[str, Any], complaint: str
 ) -> None:
     async with Fleet("docker") as fleet:
         with pytest.raises(SandboxError, match=complaint):
             await fleet.create(**fields)
     assert nothing(docker)
+
+
+@longer
+async def test_a_pull_reports_its_progress(docker: DockerDaemon, busybox_root: Path, tmp_path: Path) -> None:
+    with registry(tmp_path) as address:
+        name = f"{address}/hf-pulled:1"
+        docker("tag", IMAGE, name)
+        docker("push", name)
+        docker("rmi", name, IMAGE)
+        reported: list[tuple[str, float | None]] = []
+        try:
+            async with Fleet("docker") as fleet:
+                ref = await fleet.create(image=name, progress=lambda *what: reported.append(what))
+                await fleet.remove(ref.id)
+                with pytest.raises(SandboxError, match=r"hf-other.*not found"):
+                    await fleet.create(image=name.replace("pulled", "other"), progress=lambda *_: None)
+        finally:
+            docker.image(busybox_root, IMAGE)
+    assert {text for text, _ in reported} == {f"pulling {name}"}
+    shares = [share for _, share in reported if share is not None]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert nothing(docker)
+
+
+@contextlib.contextmanager
+def registry(directory: Path) -> Iterator[str]:
+    """A registry of images on loopback; its address."""
+    require("docker-registry")
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port = chosen.getsockname()[1]
+    settings = directory / "registry.yml"
+    storage = {"filesystem": {"rootdirectory": str(directory / "images")}}
+    settings.write_text(json.dumps({"version": "0.1", "storage": storage, "http": {"addr": f"127.0.0.1:{port}"}}))
+    with open(directory / "log", "w") as log:
+        process = subprocess.Popen(["docker-registry", "serve", str(settings)], stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert process.poll() is None, (directory / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)  # a foreign program announces no readiness
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+_PROGRAM = """
+import asyncio, holdfast
+async def main():
+    async with holdfast.create("bwrap") as box:
+        print((await box.exec(["echo", "ran"])).stdout, end="")
+asyncio.run(main())
+"""
+
+
+async def test_a_program_that_made_jails_ends_without_a_warning() -> None:
+    require("bwrap")
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-W", "error", "-c", _PROGRAM], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")

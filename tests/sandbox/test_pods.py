@@ -26,7 +26,7 @@ from tests.support.signalling import send_signal
 from .kubectl import NOT_FOUND, Kubectl
 
 PATIENCE = 60.0
-ADDRESS = "kubernetes:team/web"
+ADDRESS = "kubernetes:team/web?via=kubectl"
 #: A word of the script that unpacks.
 UNPACKING = "drain()"
 
@@ -86,7 +86,7 @@ def channels(program: Path) -> list[int]:
 
 
 async def test_a_pod_is_reached_through_kubectl(kubectl: Kubectl) -> None:
-    async with connected("kubernetes:team/web/app") as box:
+    async with connected("kubernetes:team/web/app?via=kubectl") as box:
         assert (await box.exec(["cat"], input=b"\0\xff")).stdout_bytes == b"\0\xff"
     look, *commands = kubectl.calls
     assert look == ["get", "pod", "--namespace", "team", "web", "--output", "json"]
@@ -96,7 +96,7 @@ async def test_a_pod_is_reached_through_kubectl(kubectl: Kubectl) -> None:
 
 async def test_a_pod_that_is_not_there(kubectl: Kubectl) -> None:
     with pytest.raises(SandboxGone, match="kubernetes:team/gone: there is no such pod"):
-        await says_hello(address="kubernetes:team/gone")
+        await says_hello(address="kubernetes:team/gone?via=kubectl")
 
 
 async def test_a_kubectl_that_may_not_get_pods_still_connects(kubectl: Kubectl) -> None:
@@ -248,7 +248,7 @@ async def test_a_container_that_is_being_created_is_not_gone(kubectl: Kubectl) -
 @pytest.mark.parametrize("in_address", [True, False])
 async def test_connecting_can_wait_until_the_container_is_ready(kubectl: Kubectl, in_address: bool) -> None:
     kubectl.pod(phase="Pending", state="waiting", reason="ContainerCreating")
-    options: dict[str, Any] = {"address": f"{ADDRESS}?wait_ready=60"} if in_address else {"wait_ready": 60}
+    options: dict[str, Any] = {"address": f"{ADDRESS}&wait_ready=60"} if in_address else {"wait_ready": 60}
     hello = asyncio.ensure_future(says_hello(**options))
     await looks(kubectl, 2, hello)
     kubectl.pod(ready=False)  # it runs, and its readiness probe does not pass yet
@@ -288,7 +288,7 @@ async def test_a_session_in_a_pod_that_is_deleted_is_closed_with_the_reason(kube
         await follower.over.wait()
     record = store.records[session_id]
     assert record.state == "ERROR"
-    assert record.close_reason.startswith(f"sandbox lost: {ADDRESS}: there is no such pod")
+    assert record.close_reason.startswith("sandbox lost: kubernetes:team/web: there is no such pod")
 
 
 async def test_a_session_in_a_pod_with_a_read_only_root_is_refused_with_the_directories(

@@ -70,7 +70,7 @@ def ask(service: RunningService, path: str, method: str = "GET", **headers: str)
 @pytest.mark.parametrize(
     ("path", "name", "kind"),
     [
-        ("/", "index.html", "text/html"),
+        ("/plain", "index.html", "text/html"),
         *((f"/{name}", name, "text/javascript") for name in SOURCES if name.endswith(".js")),
         ("/console.css", "console.css", "text/css"),
     ],
@@ -421,7 +421,7 @@ def test_what_goes_wrong_with_a_call_is_told_in_words_and_lost_input_is_sent_aga
 
 @needs_node
 def test_a_session_is_made_typed_into_read_and_closed_by_the_pages_modules(service: RunningService) -> None:
-    told = json.loads(node("session.mjs", service.http + "/", service.operator))
+    told = json.loads(node("session.mjs", service.http + "/plain", service.operator))
     assert told["closed"]["finalState"] == "CLOSED"
     assert "closed by operator" in told["closed"]["summary"]
     assert told["facts"]["agent"] == "operator"
@@ -444,4 +444,4 @@ def test_a_session_is_made_typed_into_read_and_closed_by_the_pages_modules(servi
 @needs_node
 def test_the_page_does_what_an_operator_and_an_agent_ask_of_it(service: RunningService) -> None:
     agent = service.place.new_agent("builder")
-    assert node("page.mjs", service.http + "/", service.operator, agent) == "the page works\n"
+    assert node("page.mjs", service.http + "/plain", service.operator, agent) == "the page works\n"

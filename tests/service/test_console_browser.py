@@ -1,4 +1,4 @@
-"""The console in a real Chromium, against texts of agents and pages of other sites that attack it.
+"""The plain console in a real Chromium, against texts of agents and pages of other sites that attack it.
 
 Chromium resolves no name but the one of the rebinding test, to 127.0.0.1, and every request that it makes is
 recorded: a request to anything but the service fails the test.
@@ -142,7 +142,7 @@ class Watched:
         await dialog.accept()
 
     async def enter(self, token: str, session: str = "") -> None:
-        await self.page.goto(f"{self.service.http}/" + (f"#session/{session}" if session else ""))
+        await self.page.goto(f"{self.service.http}/plain" + (f"#session/{session}" if session else ""))
         await self.page.fill("#token", token)
         await self.page.click("#enter button")
         await expect(self.page.locator("#leave")).to_be_visible()
@@ -434,7 +434,7 @@ async def test_a_flood_leaves_a_bounded_page_that_is_still_served(
 
 async def test_clearing_a_long_line_over_and_over_costs_a_bounded_number_of_steps(console: Watched) -> None:
     """Without the bound, a megabyte of `CSI 2 K` behind 8,000 columns kept the page busy for four seconds."""
-    await console.page.goto(f"{console.service.http}/")
+    await console.page.goto(f"{console.service.http}/plain")
     for clear in ("\x1b[2K", "\x1b[1K"):
         steps = await console.page.evaluate(
             """async (flood) => {
@@ -477,7 +477,7 @@ async def test_the_token_is_in_the_storage_of_its_tab_and_nowhere_else(
     await page.reload()
     await console.shows("#facts", "builder")
     other = await page.context.new_page()
-    await other.goto(f"{service.http}/")
+    await other.goto(f"{service.http}/plain")
     await expect(other.locator("#enter")).to_be_visible()
     assert await other.evaluate("() => sessionStorage.length") == 0
     await page.click("#leave")
@@ -493,7 +493,7 @@ async def test_a_script_that_got_in_finds_every_way_closed(
     console: Watched, service: RunningService, canary: Canary
 ) -> None:
     """The second wall: with a mistake in the page, the browser makes no markup of texts and sends nothing away."""
-    await console.page.goto(f"{service.http}/")
+    await console.page.goto(f"{service.http}/plain")
     refused = await console.page.evaluate(
         """async (canary) => {
           const refused = {};

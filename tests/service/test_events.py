@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.service.api import CreateRequest, SessionEvent
 from holdfast.service.problems import BadToken, Unavailable
-from holdfast.service.sessions.following.events import event_entry
+from holdfast.service.sessions.following.events import audit_entry, event_entry
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.store.types import MISSED, RowNotice
 from holdfast.testing import FakeClock, FakeExec
@@ -119,6 +119,20 @@ async def test_only_the_types_that_were_asked_for(manager: SessionManager) -> No
     await settle()
     assert subscriber.types == ["SESSION_CLOSED"]
     await subscriber.stop()
+
+
+async def test_the_end_of_a_command_is_an_event_for_those_that_name_it(manager: SessionManager) -> None:
+    session_id = await make(manager)
+    named = Subscriber(manager.events(ANN, session_id, types=("COMMAND_ENDED", "SESSION_CLOSED")))
+    others = Subscriber(manager.events(ANN, session_id))
+    await settle()
+    record = await manager.store.session(session_id)
+    await manager.store.append([audit_entry(record, 1000.0, "command_ended", "cmd-1", exit_code=3)])
+    await manager.close(ANN, session_id)
+    await settle()
+    assert [(event.type, event.detail) for event in named.heard[:1]] == [("COMMAND_ENDED", "cmd-1: exit code 3")]
+    assert named.types[1:] == ["SESSION_CLOSED"]
+    assert others.types == ["SESSION_CLOSED"]
 
 
 async def test_a_subscriber_that_does_not_read_holds_back_nobody_and_has_no_queue(

@@ -42,7 +42,8 @@ def test_every_method_of_the_protocol_has_its_function() -> None:
     made, _ = handler()
     for method in found.values():
         assert callable(made.stream(method) if method.stream else made.unary(method))
-    assert {name for name, method in found.items() if method.stream} == {"StreamOutput", "SubscribeSessionEvents"}
+    streams = {"StreamOutput", "StreamTerminal", "SubscribeSessionEvents", "WatchSessions"}
+    assert {name for name, method in found.items() if method.stream} == streams
     assert found["GetSession"].path == "/holdfast.session.v1.SessionService/GetSession"
 
 

@@ -149,8 +149,13 @@ async def test_the_history_is_bounded_and_goes_with_the_session(bench: Bench) ->
     bench.outside.uses()
     await bench.looks(bench.settings.history + 5)
     history = bench.monitor.history("s")
-    assert len(history) == bench.settings.history
+    # The first sample is also that of its minute.
+    assert len(history) == 1 + bench.settings.history
     assert history[-1].sampled_at == bench.clock.time()
+    assert bench.monitor.totals[-1].sessions == 1
+    await bench.looks(13 * bench.settings.minutes)
+    assert len(bench.monitor.history("s")) <= bench.settings.minutes + bench.settings.history
+    history = bench.monitor.history("s")
     bench.monitor.watch(record())
     assert bench.monitor.history("s") == history
     bench.monitor.forget("s")

@@ -131,7 +131,7 @@ class DockerDaemon(ContainerEngine):
 def docker_engine(data: str | None = None) -> Iterator[DockerDaemon]:
     """A Docker daemon of our own, with its data in `data` if given. `DOCKER_HOST` points at it meanwhile."""
     need("docker", "dockerd", "containerd", "runc", "setpriv", "unshare", "tar")
-    with _directory() as directory, _cgroup_parent() as cgroup:
+    with _directory() as directory, cgroup_parent() as cgroup:
         engine = DockerDaemon(directory, cgroup, data or f"{directory}/data")
         try:
             engine.start()
@@ -152,7 +152,7 @@ def docker_engine(data: str | None = None) -> Iterator[DockerDaemon]:
 def podman_engine() -> Iterator[ContainerEngine]:
     """Podman with a storage of its own, run by runc: crun refuses machines with both versions of cgroups."""
     need("podman", "conmon", "runc", "tar")
-    with _directory() as directory, _cgroup_parent() as cgroup:
+    with _directory() as directory, cgroup_parent() as cgroup:
         limits = ", ".join(f'"{limit}"' for limit in _PODMAN_LIMITS)
         Path(directory, "storage.conf").write_text(
             f'[storage]\ndriver = "vfs"\nrunroot = "{directory}/run"\ngraphroot = "{directory}/root"\n'
@@ -336,7 +336,7 @@ def _directory() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _cgroup_parent() -> Iterator[str]:
+def cgroup_parent() -> Iterator[str]:
     """A name below which all cgroups of an engine are; they are removed with it."""
     name = f"/holdfast-{secrets.token_hex(4)}"
     try:

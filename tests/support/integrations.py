@@ -159,7 +159,7 @@ def run_suite(python: Path, file: Path) -> tuple[str, str]:
     """Run one file by the pytest of an environment; returns its summary (`85 passed`) and all that it printed."""
     with suite_variables() as variables:
         done = subprocess.run(
-            [python, "-m", "pytest", "-c", SUITES / "pytest.ini", file],
+            [python, "-m", "pytest", "-c", SUITES / "suites.ini", file],
             cwd=SUITES,
             env=variables,
             stdin=subprocess.DEVNULL,

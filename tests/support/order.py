@@ -10,6 +10,7 @@ LONGEST_FIRST: Final = (
     "tests/sandbox/",
     "tests/faults/",
     "tests/service/",
+    "tests/integrations/",
     "tests/process/",
     "tests/e2e/",
     "tests/contract/",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from holdfast.service.settings import PREFIX, ServiceSettings
 from tests.support.parts import needs

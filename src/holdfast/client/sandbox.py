@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
 
+import msgspec
+
 from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.command import (
     ExecResult,
@@ -22,6 +24,7 @@ from holdfast.client.command import (
     kill_now,
     retry_timeouts,
     run_command,
+    start_streaming,
 )
 from holdfast.client.connection import CLIENT_NAME, ClientConnection, check_loop, running_loop
 from holdfast.client.defaults import Defaults, Path, StrPath, check_env, optional_path, path_text
@@ -38,10 +41,11 @@ from holdfast.client.shell import Shell, close_unknown
 from holdfast.client.terminal import Terminal, close_unknown as close_terminal
 from holdfast.config import ExecServerConfig
 from holdfast.errors import InvalidParams, InvalidRequest, SilenceTimeout, TerminalClosed, TimeoutError
-from holdfast.exec_api import ExecApi
+from holdfast.exec_api import EventStream, ExecApi
 from holdfast.sandboxes.registry import KINDS, AddressKind, check_address, target_at
 from holdfast.transport.sockets import dial
 from holdfast.types import (
+    AWAITED_PREFIX,
     Confinement,
     EnvironmentInfo,
     EnvPolicy,
@@ -163,12 +167,27 @@ class Sandbox(SandboxFiles):
             merge_stderr=merge_stderr,
             silence=silence,
         )
-        try:
+        async with self._killing_cancelled(spec.process_id):
             return Process(self._api, await self._api.start(spec))
+
+    @asynccontextmanager
+    async def _killing_cancelled(self, process_id: str) -> AsyncIterator[None]:
+        """Kill the process of a start that is cancelled: it may have started, and the caller has no handle."""
+        try:
+            yield
         except asyncio.CancelledError as cancelled:
-            # It may have started already, and the caller has no handle to end it.
-            await clean_up_cancelled(self._api, kill_now(self._api, spec.process_id), cancelled)
+            await clean_up_cancelled(self._api, kill_now(self._api, process_id), cancelled)
             raise
+
+    async def _start_streaming(
+        self, argv: Sequence[StrPath], *, cwd: StrPath | None, options: ExecRemoteOptions, tty: TerminalSize | None
+    ) -> tuple[Process, EventStream]:
+        """Start a process and read its events from the beginning, in one round trip."""
+        spec = self._command_spec(check_command(argv), options, pipe_stdin=False)
+        spec = msgspec.structs.replace(spec, cwd=self._defaults.cwd(cwd), tty=tty is not None, size=tty)
+        async with self._killing_cancelled(spec.process_id):
+            info, events = await start_streaming(self._api, spec)
+            return Process(self._api, info), events
 
     async def process(self, id: str) -> Process:
         """A handle on an existing process, whichever client started it; `UnknownProcess` if there is none."""
@@ -306,7 +325,9 @@ class Sandbox(SandboxFiles):
     ) -> ProcessSpec:
         env = self._defaults.env(options.env)
         return ProcessSpec(
-            process_id=f"exec-{_new_id()}" if options.id is None else options.id,
+            process_id=f"{AWAITED_PREFIX if awaited else 'stream-'}{_new_id()}"
+            if options.id is None
+            else options.id,
             argv=argv,
             cwd=self._defaults.cwd(options.cwd),
             env=env,
@@ -318,7 +339,6 @@ class Sandbox(SandboxFiles):
             start_id=_new_id(),
             merge_stderr=options.merge_stderr,
             silence=options.silence,
-            awaited=awaited,
         )
 
     # --- host calls ----------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.collect import MIB, Collected, HeadTailBuffer
 from holdfast.client.command import kill_now
 from holdfast.client.defaults import StrPath
+from holdfast.client.exec_remote import ExecRemoteOptions
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
 from holdfast.client.tool_formats import (
@@ -40,6 +41,7 @@ from holdfast.errors import (
     TransportError,
     UnknownProcess,
 )
+from holdfast.exec_api import EventStream
 from holdfast.types import Exited, ExitStatus, Lifetime, OutputChunk, OutputGap, Stream, Struct, TerminalSize
 
 #: Bounds of the yield time: below a quarter of a second a model only polls, above half a minute it seems hung.
@@ -191,21 +193,17 @@ class UnifiedExec:
         self._starting += 1
         try:
             argv = await self._argv(cmd)
-            process = await self._box.start(
-                argv,
-                cwd=workdir,
-                env=self._env,
-                tty=TerminalSize() if tty else None,
-                stdin="closed",
-                lifetime=self._lifetime,
-                user=user,
+            env = None if self._env is None else dict(self._env)
+            options = ExecRemoteOptions(env=env, lifetime=self._lifetime, user=user)
+            process, events = await self._box._start_streaming(
+                argv, cwd=workdir, options=options, tty=TerminalSize() if tty else None
             )
         finally:
             self._starting -= 1
         session = _Session(next(self._ids), process, began)
         self._sessions[session.session_id] = session
         # No await since the start: a call that is cancelled from here on leaves a watched session.
-        session.watcher = asyncio.create_task(self._watch(session))
+        session.watcher = asyncio.create_task(self._watch(session, events))
         try:
             async with session.turn:
                 return await self._window(session, began, yield_time_ms, max_output_bytes)
@@ -356,11 +354,10 @@ class UnifiedExec:
             oom=session.status is not None and session.status.oom,
         )
 
-    async def _watch(self, session: _Session) -> None:
+    async def _watch(self, session: _Session, stream: EventStream) -> None:
         """Read to the end of the command and emit its events."""
         decoders: dict[Stream, codecs.IncrementalDecoder] = {}
         info = session.process.info
-        stream = session.process.events()
         try:
             await self._emit(ExecCommandBegin(session.session_id, info.process_id, info.argv, info.cwd, info.tty))
             async for event in stream:

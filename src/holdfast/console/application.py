@@ -1,6 +1,8 @@
 """Serves the files of the console, and nothing else, with headers that let a browser run only these files.
 
-The files are read from the package once, and requests are matched by name: no request reaches a file system.
+The console is built from `console/` into the folder `built` of this package. Where it was not built, the plain page
+in `static` takes its place; the plain page is always at `/plain`. The files are read from the package once, and
+requests are matched by name: no request reaches a file system.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Final
 
 from starlette.applications import Starlette
@@ -33,24 +36,42 @@ _HEADERS: Final = (
     # Revalidated by ETag each time, so that a new version of the service has its new page at once.
     (b"cache-control", b"no-cache"),
 )
-_CONTENT_TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_CONTENT_TYPES: Final = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+    "txt": "text/plain",
+}
 _PAGE: Final = "index.html"
+#: Addresses of the console that can be shared; the page itself shows what they name.
+_PLACES: Final = ("/", "/sessions", "/sessions/{id}", "/wall", "/fleet", "/approvals", "/audit", "/usage")
 
 
 def console_application() -> ASGIApp:
-    """Return the application: the page at `/`, its files by their names, 404 for other paths."""
-    app = Starlette(routes=list(_routes()))
+    """Return the application: the console at its addresses, the plain page at `/plain`, 404 for other paths."""
+    plain = files("holdfast.console").joinpath("static")
+    built = files("holdfast.console").joinpath("built")
+    is_built = built.joinpath(_PAGE).is_file()
+    routes = _routes(plain, "/", ("/plain",) if is_built else ("/plain", "/"))
+    app = Starlette(routes=[*routes, *(_routes(built, "/", _PLACES) if is_built else ())])
     # Redirects would be made from the request's `Host` header, which is untrusted.
     app.router.redirect_slashes = False
     return _WithHeaders(app)
 
 
-def _routes() -> Iterator[Route]:
-    for file in files("holdfast.console").joinpath("static").iterdir():
+def _routes(folder: Traversable, prefix: str, places: tuple[str, ...]) -> Iterator[Route]:
+    """Yield a route for each file of a folder; its page is at all of `places`."""
+    for file in folder.iterdir():
         name, _, extension = file.name.rpartition(".")
-        if name and extension in _CONTENT_TYPES:
-            path = "/" if file.name == _PAGE else f"/{file.name}"
-            yield Route(path, _File(file.read_bytes(), _CONTENT_TYPES[extension]), methods=["GET"])
+        if file.is_dir():
+            yield from _routes(file, f"{prefix}{file.name}/", ())
+        elif file.name == _PAGE:
+            page = _File(file.read_bytes(), "text/html")
+            yield from (Route(place, page, methods=["GET"]) for place in places)
+        elif name and extension in _CONTENT_TYPES:
+            served = _File(file.read_bytes(), _CONTENT_TYPES[extension])
+            yield Route(f"{prefix}{file.name}", served, methods=["GET"])
 
 
 class _File:

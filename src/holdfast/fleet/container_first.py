@@ -19,10 +19,12 @@ def main() -> None:
     """Start the server in the background, and reap processes until SIGTERM."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     if os.fork() == 0:
-        # Loaded in the child alone: the first process stays small.
-        from holdfast.fleet.forking_keeper import in_child
-
-        in_child(_start_server)
+        code = 1
+        try:
+            _start_server()
+            code = 0
+        finally:
+            os._exit(code)
     while signal.sigwait(_SIGNALS) == signal.SIGCHLD:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -35,8 +37,13 @@ def _start_server() -> None:
     """Start the machine's server as a client would. If that fails, the first client starts it, and reports why."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     self_exec.restore_environment()
+    # The lock comes before the server's modules, which take most of the time: a client that comes meanwhile waits
+    # for this server instead of starting one.
     with local_server.hold_start_lock():
         path = local_server.socket_path()
+        if (running := local_server.connect_at(path)) is not None:
+            running.close()
+            return
         ready, report = os.pipe()
         if os.fork() == 0:
             from holdfast.fleet.forking_keeper import in_child

@@ -95,7 +95,7 @@ class ContainerEngine(Engine):
     async def check(self, template: Template) -> None:
         await super().check(template)
         if template.image is None:
-            self.refuse("image", "missing")
+            self.refuse("image", "a container is made of an image; name one")
         if template.options.get("pull", "missing") not in ("missing", "always", "never"):
             self.refuse("options", "pull: one of missing, always, never")
         if not isinstance(template.options.get("arguments", ()), list | tuple):
@@ -246,9 +246,8 @@ class ContainerEngine(Engine):
         if record is None or container["Name"].removeprefix("/") != record.id:
             return None
         state = _STATES.get(container["State"]["Status"], "ended")
-        # An extension never shortens a life: it is the later one.
-        ends = (record.expires_at, leases.get(record.id, record.expires_at))
-        expires_at = None if None in ends else max(end for end in ends if end is not None)
+        # The lease is the later decision, and may be a shorter life.
+        expires_at = leases.get(record.id, record.expires_at)
         return make_ref(self.name, f"{self.name}:{record.id}", record, state, expires_at=expires_at)
 
     async def open(self, ref: SandboxRef, *, reconnect_deadline: float) -> ExecApi:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import importlib
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, ClassVar, Final, NoReturn
 
 import msgspec
@@ -22,9 +23,13 @@ from holdfast.fleet.template import Template
 ENGINES: Final = {
     "bwrap": ("holdfast.fleet.jails", "JailEngine"),
     "docker": ("holdfast.fleet.containers", "DockerEngine"),
+    "kubernetes": ("holdfast.fleet.kubernetes.engine", "KubernetesEngine"),
     "podman": ("holdfast.fleet.containers", "PodmanEngine"),
     "local": ("holdfast.fleet.local", "LocalEngine"),
 }
+
+#: Packages of extras, without which an engine cannot be made.
+PACKAGES: Final = {"kubernetes": ("httpx", "websockets", "yaml")}
 
 #: Called with a short text and the share that is done (0 to 1, None if unknown) while something long runs.
 Progress = Callable[[str, float | None], None]
@@ -47,6 +52,8 @@ class Engine(abc.ABC):
     fields: ClassVar[frozenset[str]]
     #: Whether the server in a sandbox runs as the template's user; if not, it starts each command as that user.
     serves_as_user: ClassVar[bool] = True
+    #: Whether a sandbox without a network has network devices, from which nothing is reached.
+    has_devices_without_network: ClassVar[bool] = False
     #: The options that `Template.options` may hold.
     options: ClassVar[frozenset[str]] = frozenset()
 
@@ -117,6 +124,11 @@ FLEET_FIELDS: Final = frozenset(
 )
 
 
+def usable_engines() -> list[str]:
+    """The kinds whose packages are installed here."""
+    return [name for name in ENGINES if all(find_spec(package) for package in PACKAGES.get(name, ()))]
+
+
 def make_engine(engine: str | Engine, **options: Any) -> Engine:
     """The engine of this name, or the one that is given."""
     if isinstance(engine, Engine):
@@ -128,6 +140,10 @@ def make_engine(engine: str | Engine, **options: Any) -> Engine:
     module, name = ENGINES[engine]
     try:
         made = getattr(importlib.import_module(module), name)(**options)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("holdfast"):
+            raise
+        raise InvalidParams(f"engine {engine}: no {error.name}: install the extra, holdfast[{engine}]") from None
     except TypeError as error:
         raise InvalidParams(f"engine {engine}: {error}") from None
     assert isinstance(made, Engine)

@@ -68,6 +68,9 @@ class FleetSandbox(Sandbox):
         """`egress` is the proxy of a network allow-list; this object closes it."""
         super().__init__(api, user=user, cwd=cwd, env=env)
         self.ref = ref
+        #: The user and the variables of every call, beside those of the sandbox itself.
+        self.default_user = user
+        self.variables = dict(env or {})
         self._egress = egress
 
     @property
@@ -389,7 +392,7 @@ async def create(
 ) -> AsyncIterator[FleetSandbox]:
     """A sandbox made for an `async with` block, and removed after it.
 
-    `engine` is `bwrap`, `docker`, `podman` or `local`; keywords are fields of `Template`.
+    `engine` is `bwrap`, `docker`, `podman`, `kubernetes` or `local`; keywords are fields of `Template`.
     """
     async with Fleet(engine) as fleet, fleet.block(template, progress=progress, **fields) as box:
         yield box
@@ -405,4 +408,6 @@ async def _apply(box: Sandbox, template: Template, progress: Progress | None) ->
         result = await box.exec(command)
         if result.exit_code != 0:
             said = (result.stderr or result.stdout)[-SETUP_OUTPUT_CHARACTERS:].strip()
-            raise SandboxError(f"setup: {shlex.join(command)}: exit code {result.exit_code}: {said}")
+            raise SandboxError(
+                f"setup: {shlex.join(command)}: exit code {result.exit_code}: {said or 'it printed nothing'}"
+            )

@@ -23,6 +23,9 @@ MS_REC, MS_PRIVATE, MS_SLAVE = 16384, 1 << 18, 1 << 19
 # The mount API of Linux 5.2 and 5.12 has no wrappers in the C library of Debian 12. The numbers are the same on
 # every architecture.
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442
+#: `keyctl` has a number of its own on older architectures; the others have that of the generic table.
+SYS_KEYCTL = {"x86_64": 250, "ppc64le": 271, "s390x": 280}.get(os.uname().machine, 219)
+KEYCTL_JOIN_SESSION_KEYRING = 1
 OPEN_TREE_CLONE, AT_EMPTY_PATH, AT_RECURSIVE, AT_FDCWD = 1, 0x1000, 0x8000, -100
 MOVE_MOUNT_F_EMPTY_PATH = 4
 MOUNT_ATTR_IDMAP = 0x0010_0000
@@ -73,6 +76,14 @@ def prepare_as_user(spec: dict[str, Any]) -> None:
     enter_own_user_namespace()
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     mount_stage(spec, None, 0)
+
+
+def join_new_keyring() -> None:
+    """Leave the session keyring of the maker for an empty one: no namespace separates inherited keyrings."""
+    if libc.syscall(ctypes.c_long(SYS_KEYCTL), KEYCTL_JOIN_SESSION_KEYRING, None) == -1:
+        number = ctypes.get_errno()
+        if number != errno.ENOSYS:  # the kernel has no keys
+            raise OSError(number, f"keyctl: {os.strerror(number)}")
 
 
 def enter_own_user_namespace() -> None:
@@ -161,11 +172,37 @@ def mount_stage(spec: dict[str, Any], userns: int | None, uid: int) -> None:
 def make_files(path: str, directories: dict[str, int], uid: int) -> None:
     """The private files of a jail: `upper` with these directories in it, and `work`."""
     for name, mode in {"upper": 0o755, "work": 0o755, **directories}.items():
-        target = f"{path}/{name}"
-        os.makedirs(target, exist_ok=True)
-        os.chmod(target, mode)
-        if uid:
-            os.chown(target, uid, uid)
+        make_directory(path, name, mode, uid)
+
+
+def make_directory(base: str, name: str, mode: int, uid: int) -> None:
+    """Make a directory below `base` unless there is something of its name. No link is followed.
+
+    The files of a fork are those of a jail: its root may have put links to paths of the host in them.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    *above, last = name.split("/")
+    above_fd = os.open(base, flags)
+    try:
+        for part in above:
+            below_fd = os.open(part, flags, dir_fd=above_fd)
+            os.close(above_fd)
+            above_fd = below_fd
+        os.mkdir(last, 0o700, dir_fd=above_fd)
+        made = os.open(last, flags, dir_fd=above_fd)
+        try:
+            os.fchmod(made, mode)
+            if uid:
+                os.fchown(made, uid, uid)
+        finally:
+            os.close(made)
+    except (FileExistsError, FileNotFoundError, NotADirectoryError):
+        pass  # the forked jail has it, or has a file or a link above it
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+    finally:
+        os.close(above_fd)
 
 
 def mount_etc(stage: str, files: str) -> None:

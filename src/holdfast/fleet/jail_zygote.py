@@ -79,11 +79,12 @@ def _serve_next(requests: socket.socket, begun: int, privileged: bool) -> None:
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     prepared: int | OSError | None = None
-    if privileged:
-        try:
+    try:
+        jail_launch.join_new_keyring()
+        if privileged:
             prepared = jail_launch.unshare_as_root()
-        except OSError as error:
-            prepared = error  # reported to the maker, which has not sent its log yet
+    except OSError as error:
+        prepared = error  # reported to the maker, which has not sent its log yet
     request = _receive(requests)
     if request is None:
         return

@@ -40,7 +40,7 @@ _LAYER: Final = re.compile(r"\b(?:sha256:)?([0-9a-f]{12})[0-9a-f]*\b(.*)")
 _AMOUNT: Final = re.compile(r"([\d.]+) ?([kKMGT]?i?)B ?/ ?([\d.]+) ?([kKMGT]?i?)B")
 _STATE: Final = re.compile(
     r"Pulling fs layer|Waiting|Downloading|Verifying|Download complete|Extracting|Pull complete|Already exists"
-    r"|\bdone\b|skipped|\[[=>\-+ ]*\]|[\d.]+ ?[kKMGT]?i?B ?/|\s*$"
+    r"|\bdone\b|skipped|\[[=>\-+ ]*\]|[\d.]+ ?[kKMGT]?i?B ?/"
 )
 _DONE: Final = re.compile(r"Pull complete|Already exists|\bdone\b|skipped")
 

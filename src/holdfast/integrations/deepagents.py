@@ -63,12 +63,13 @@ class Backend(BaseSandbox):
         *,
         shell: str = "sh",
         timeout: float = DEFAULT_TIMEOUT,
-        contract: Contract = "0.7",
+        contract: Contract = "0.6",
     ) -> None:
         """`shell` runs each command by `-c`.
 
-        By the `contract` of deepagents 0.7, `write` replaces a file, and paths of `glob` are absolute, which the
-        framework's `deny` rules need. By that of 0.6, `write` refuses an existing file, and the paths are relative.
+        By the `contract` of deepagents 0.6, which LangChain's suite tests, `write` refuses an existing file, and
+        paths of `glob` are relative. By that of 0.7, `write` replaces a file, and paths are absolute, which the
+        framework's `deny` rules need.
         """
         self._box = box.asynchronous if isinstance(box, sync.Sandbox) else box
         self._loop = self._box.loop

@@ -124,7 +124,8 @@ class Session(BaseSandboxSession):
 
     async def _validate_path_access(self, path: Path | str, *, for_write: bool = False) -> Path:
         # In the sandbox, where the links are that could lead out of the workspace.
-        return cast(Path, await self._validate_remote_path_access(path, for_write=for_write))
+        checked: Path = await self._validate_remote_path_access(path, for_write=for_write)
+        return checked
 
     # --- commands ------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from holdfast import __version__
@@ -33,6 +34,7 @@ from holdfast.exec_api import CommandStream, EventStream
 from holdfast.runtime.confine.features import Feature, available, detect_features
 from holdfast.runtime.confine.jail import ProcessJail
 from holdfast.runtime.durability.durability import Durability, NullDurability
+from holdfast.runtime.files.confined_files import ConfinedFiles, Jails
 from holdfast.runtime.files.local_files import LocalFiles
 from holdfast.runtime.machine import environment_info, wait_for_port
 from holdfast.runtime.output.job import Job, JobHistory
@@ -57,9 +59,11 @@ from holdfast.runtime.tree.process_table import TableReader
 from holdfast.runtime.tree.process_tree import Strays, Tree
 from holdfast.runtime.tree.usage import Activity, UsageQuery, UsageSampler
 from holdfast.types import (
+    AWAITED_PREFIX,
     TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandSpec,
+    Confinement,
     EndedProcesses,
     EnvironmentInfo,
     ExitStatus,
@@ -149,6 +153,7 @@ class LocalExec:
         self._closed = asyncio.Event()
         self._started_at = time.monotonic()
         self.files = LocalFiles(self.config)
+        self._jails = Jails(self.config, self._starter.spawn_helper, self._starter.newborn.discard)
         self.shells = Shells(
             config=self.config,
             poller=self._poller,
@@ -280,7 +285,7 @@ class LocalExec:
     ) -> ManagedProcess:
         def exited(process: ManagedProcess) -> None:
             self._leaders.discard(process.pid)
-            if not process.internal and not spec.awaited:
+            if not process.internal and not spec.process_id.startswith(AWAITED_PREFIX):
                 self._ended.add(process.info())
             if on_exit is not None:
                 on_exit(process)
@@ -667,6 +672,14 @@ class LocalExec:
         """The running processes that end with the connection that started them."""
         running = (process for process in self._processes.values() if process.running)
         return [process.process_id for process in running if process.spec.lifetime == "connection"]
+
+    async def write_in_place(self, path: str, file_id: str, offset: int, data: bytes) -> None:
+        """Write into an existing file; `FileNotFound` if it is another file than `file_id`."""
+        await self.files.write_at(path, data, offset=offset, file_id=file_id)
+
+    def confined_files(self, confinement: Confinement) -> AbstractAsyncContextManager[ConfinedFiles]:
+        """The files under a confinement, for the length of a block."""
+        return self._jails.files(confinement)
 
     def check_room(self, running: int) -> None:
         """Raise `LimitReached` if a connection has its maximum of processes."""

@@ -40,7 +40,9 @@ class Outcome(Struct, frozen=True):
     @property
     def summary(self) -> str:
         """The last lines of the error output, for an error text."""
-        lines = without_queries(self.error).strip().splitlines()
+        # Docker ends its errors with a hint at its own options, which the caller did not write.
+        lines = [line.strip() for line in without_queries(self.error).splitlines()]
+        lines = [line for line in lines if line and not line.endswith(("--help'.", "--help' for more information"))]
         return "; ".join(lines[-3:]) or f"exit code {self.exit_code}"
 
 

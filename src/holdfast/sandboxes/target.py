@@ -124,22 +124,26 @@ class CommandTarget(SandboxTarget):
         return await self._run_boot(receiver)
 
     async def _run_boot(self, receiver: Receiver) -> Channel:
-        argv = self.command(await self.installation.command(self, "connect"))
+        argv = await self.installation.command(self, "connect")
         # Executed without a shell, the server prints no report: its reply to the handshake shows that it is there.
         report = FOUND if self.installation.has_shell else None
         try:
             async with asyncio.timeout(self.handshake_seconds):
-                return await stdio.dial(
-                    argv,
-                    receiver,
-                    env=environment(),
-                    lend=True,
-                    name=self.address,
-                    explain=self.channel_ended,
-                    report=report,
-                )
+                return await self.start_channel(argv, receiver, report)
         except TimeoutError:
             raise HandshakeFailed(f"{self.address}: no answer in {self.handshake_seconds:g} s") from None
+
+    async def start_channel(self, argv: Sequence[str], receiver: Receiver, report: bytes | None) -> Channel:
+        """Run a command inside with its stdin and stdout as a channel, once it printed `report` if that is set."""
+        return await stdio.dial(
+            self.command(argv),
+            receiver,
+            env=environment(),
+            lend=True,
+            name=self.address,
+            explain=self.channel_ended,
+            report=report,
+        )
 
     def channel_ended(self, error: ConnectionLost) -> HoldfastError:
         """Return the error for the end of a channel: `SandboxGone` if the engine reported that."""

@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import logging
 from collections import deque
+from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,15 @@ from holdfast.transport.multiplexer import AlternatingSource, StreamLimits, Stre
 from holdfast.wire.codec import Codec, Id
 from holdfast.wire.framing import Oversized
 from holdfast.wire.messages import Empty, InitializeParams, InitializeResult
-from holdfast.wire.methods import INITIALIZE, INITIALIZED, PROCESS_CREDIT, PROTOCOL_VERSION, REQUEST_CANCEL
+from holdfast.wire.methods import (
+    INITIALIZE,
+    INITIALIZED,
+    PROCESS_CREDIT,
+    PROTOCOL_VERSION,
+    REQUEST_CANCEL,
+    Notification,
+    P,
+)
 from holdfast.wire.peer import IncomingNotification, IncomingRequest, Peer
 
 if TYPE_CHECKING:
@@ -70,6 +79,7 @@ class ServerConnection:
         #: Called once when the connection has ended.
         self._on_close = on_close
         self._peer = Peer(Codec("json"))
+        self._background: set[asyncio.Task[None]] = set()
         #: Unanswered requests by id.
         self._tasks: dict[Id, asyncio.Task[None] | DeferredReply] = {}
         self._close = self._end_for_takeover  # one bound method, so that the registry can compare it
@@ -113,7 +123,7 @@ class ServerConnection:
     def connection_lost(self, error: Exception | None) -> None:
         if error is not None:
             log.info("%s: connection lost: %s", self.channel.description, error)
-        for task in tuple(self._tasks.values()):
+        for task in (*self._tasks.values(), *self._background):
             task.cancel()
         if self.client is not None:
             self._clients.detach(self.client, self._close, self._resume_point())
@@ -249,6 +259,16 @@ class ServerConnection:
         """Report a bug: the caller gets one line, the log the traceback."""
         log.error("%s: a request failed", self.channel.description, exc_info=error)
         self._fail(id, InternalError(f"{type(error).__name__}: {error}"))
+
+    def notify(self, notification: Notification[P], params: P) -> None:
+        """Send a notification."""
+        self._send(self._peer.codec.notification(notification.name, params))
+
+    def run_in_background(self, work: Coroutine[None, None, None]) -> None:
+        """Run work that follows a reply; it is cancelled when the connection ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def _send(self, message: bytes) -> None:
         self.channel.send(message)

@@ -16,10 +16,12 @@ import msgspec
 from holdfast.errors import Forbidden, StdinClosed, UnknownProcess
 from holdfast.runtime.confine.rights import confinement_for
 from holdfast.runtime.process.start import starts_at_once
+from holdfast.server.codex import CodexMethods
 from holdfast.server.exec_remote import ExecRemoteMethods
 from holdfast.server.files import FileMethods
 from holdfast.server.fs import FsMethods
 from holdfast.server.host_calls import HostCallMethods
+from holdfast.server.http_requests import HttpRequestMethods
 from holdfast.server.sandbox_policy import read_policy
 from holdfast.server.shells import ShellMethods
 from holdfast.server.streams import StreamMethods
@@ -35,6 +37,7 @@ from holdfast.types import (
     UsageSample,
 )
 from holdfast.wire import messages as m, methods as w
+from holdfast.wire.codex_messages import CodexCapabilities
 from holdfast.wire.paths import encode_uri
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ Waiting = Coroutine[None, None, R]
 Handler = Callable[["ServerConnection", Any], Any]
 
 _ACCEPTED = m.WriteResult("accepted")
+_CAPABILITIES = msgspec.to_builtins(CodexCapabilities())
 
 
 class Dispatcher:
@@ -71,6 +75,8 @@ class Dispatcher:
             "terminal": TerminalMethods(exec_, clients),
             "file": FileMethods(exec_),
             "fs": FsMethods(exec_),
+            "http": HttpRequestMethods(),
+            **dict.fromkeys(("environmentConfig", "capabilityRoots", "capabilities"), CodexMethods()),
             "service": self.host_calls,
             "stream": StreamMethods(),
             "exec_remote": ExecRemoteMethods(exec_),
@@ -104,11 +110,11 @@ class ServerMethods:
         """Answer, which shows that the connection is alive."""
 
     def info(self, connection: ServerConnection, params: m.Empty) -> Waiting[EnvironmentInfo]:
-        return self._info_with_uri() if connection.expects_uris else self._exec.info()
+        return self._info_for_codex() if connection.expects_uris else self._exec.info()
 
-    async def _info_with_uri(self) -> EnvironmentInfo:
+    async def _info_for_codex(self) -> EnvironmentInfo:
         info = await self._exec.info()
-        return msgspec.structs.replace(info, cwd=encode_uri(info.cwd))
+        return msgspec.structs.replace(info, cwd=encode_uri(info.cwd), capabilities=_CAPABILITIES)
 
     async def status(self, connection: ServerConnection, params: m.Empty) -> ServerStatus:
         status = await self._exec.status()

@@ -8,9 +8,10 @@ this interface; in `server/`, only the assembly (`app.py`) names that class.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
-from holdfast.exec_api import ExecApi
+from holdfast.exec_api import ExecApi, FileApi
 
 if TYPE_CHECKING:
     from holdfast.config import ExecServerConfig
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.process.input import InputQueue
     from holdfast.runtime.process.process import ManagedProcess
     from holdfast.runtime.shell.command import ShellCommand
-    from holdfast.types import CommandSpec, ProcessSpec, ReadResult, ShellStatus, TerminalCommandEnded
+    from holdfast.types import CommandSpec, Confinement, ProcessSpec, ReadResult, ShellStatus, TerminalCommandEnded
 
 
 class ServedShells(Protocol):
@@ -99,6 +100,12 @@ class ServedExec(ExecApi, Protocol):
 
     def bound_processes(self) -> Sequence[str]:
         """Ids of running processes with `lifetime="connection"`."""
+
+    async def write_in_place(self, path: str, file_id: str, offset: int, data: bytes) -> None:
+        """Write into an existing file; `FileNotFound` if it is another file than `file_id`."""
+
+    def confined_files(self, confinement: Confinement) -> AbstractAsyncContextManager[FileApi]:
+        """The files under a confinement, for the length of a block."""
 
     def check_room(self, running: int) -> None:
         """Raise `LimitReached` if a client with `running` processes may start no more."""

@@ -63,6 +63,7 @@ from holdfast.service.settings import ServiceSettings
 from holdfast.service.store import Store, open_store
 from holdfast.service.store.database.sqlite_file import claim_file
 from holdfast.service.types import ServiceStruct
+from holdfast.service.views.session_views import SessionViews
 
 #: Time for pending calls to finish when the service stops. `docker stop` waits 10 s in all.
 STOP_SECONDS: Final = 5.0
@@ -138,7 +139,9 @@ class ServiceReplica:
 
         access = Access(store, clock, _access(settings))
         admission = Admission(access, Rates(settings, clock), ServiceCallObserver(self.metrics, self._tracer))
-        started = await self._fronts(Handler(manager, previews=self._previews), admission)
+        views = SessionViews(manager, store, self._monitor, self._sandboxes, lambda: self.rules, clock, settings)
+        parts.push_async_callback(views.stop)
+        started = await self._fronts(Handler(manager, views, previews=self._previews), admission)
         if self._previews is not None:
             started = replace(started, preview=await self._preview_front(self._previews))
         self.readiness.set("service")
@@ -154,7 +157,7 @@ class ServiceReplica:
         parts.push_async_callback(sandboxes.stop)
         # The manager gets the monitor in its constructor, so the gateway calls the manager through this replica.
         gateway = MonitorGateway(pool, store, clock, lambda *work: self._manager.enforce_limit(*work))
-        monitor = ResourceMonitor(gateway, clock, self.metrics, _monitor(settings))
+        monitor = self._monitor = ResourceMonitor(gateway, clock, self.metrics, _monitor(settings))
         egress = Egress(pool, store, clock)
         uids = parse_uids(settings.session_uids)
         if os.geteuid() == 0:

@@ -27,6 +27,9 @@ EventType = Literal[
     "APPROVAL_ANSWERED",
     "LIFETIME_WARNING",
     "SESSION_ERROR",
+    "COMMAND_ENDED",
+    "TAKEN_OVER",
+    "RELEASED",
 ]
 #: Guards that the operating system can enforce; `SessionPolicy.require` and the metadata name them.
 Guard = Literal[
@@ -208,6 +211,8 @@ class Approval(ServiceStruct, frozen=True):
     caller: str = ""
     #: The call counts as alive until then. Its replica renews this while the call lasts.
     caller_expires: float = 0.0
+    #: The rule that requires it, from the audit log; the table has no such column.
+    rule: str = ""
 
 
 class ResourceUsage(ServiceStruct, frozen=True):
@@ -222,3 +227,5 @@ class ResourceUsage(ServiceStruct, frozen=True):
     written_bytes: int = 0
     session_idle: bool = False
     long_running: bool = False
+    #: Output in the lifetime of the session.
+    output_bytes: int = 0

@@ -92,6 +92,7 @@ from holdfast.testing.fake_shell import (
 )
 from holdfast.testing.fake_terminal import FakeTerminal, TerminalProgram
 from holdfast.types import (
+    AWAITED_PREFIX,
     TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandSpec,
@@ -226,7 +227,7 @@ class FakeExec:
         return self._info(process)
 
     def _note_end(self, process: FakeProcess) -> None:
-        if not process.spec.awaited:
+        if not process.spec.process_id.startswith(AWAITED_PREFIX):
             process.on_end = lambda: self._ended.add(self._info(process))
 
     async def read(

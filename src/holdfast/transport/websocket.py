@@ -1,7 +1,7 @@
 """WebSocket, for remote and foreign clients. Touches TCP through the `websockets` library.
 
-The only module that imports that library; it is imported only for addresses that need it. A message over the limit
-ends the connection with close code 1009 and a reason with the size: the library cannot skip it.
+The only module of the transports that imports that library, and only for addresses that need it. A message over
+the limit ends the connection with close code 1009 and a reason with the size: the library cannot skip it.
 """
 
 from __future__ import annotations

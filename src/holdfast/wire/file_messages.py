@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -208,11 +208,12 @@ class FsCopyParams(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FsOpenParams(Struct, frozen=True, forbid_unknown_fields=True):
-    """The caller chooses `handle_id`."""
+    """The caller chooses `handle_id`. The mode `replace` makes or empties the file, for `fs/writeBlock`."""
 
     handle_id: str
     path: str
     sandbox: Any = None
+    mode: Literal["read", "replace"] = "read"
 
 
 class FsHandle(Struct, frozen=True):
@@ -228,3 +229,49 @@ class FsReadBlockParams(Struct, frozen=True, forbid_unknown_fields=True):
 class FsBlock(Struct, frozen=True):
     chunk: bytes
     eof: bool
+
+
+class FsWriteBlockParams(Struct, frozen=True, forbid_unknown_fields=True):
+    handle_id: str
+    offset: int
+    chunk: bytes
+
+
+class FsWalkOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    #: 0: the entries of the directory itself.
+    max_depth: int
+    max_directories: int
+    max_entries: int
+    follow_directory_symlinks: bool = False
+
+
+class FsWalkParams(Struct, frozen=True, forbid_unknown_fields=True):
+    path: str
+    options: FsWalkOptions
+    sandbox: Any = None
+
+
+class FsWalkEntry(Struct, frozen=True):
+    path: str
+    kind: Literal["directory", "file"]
+
+
+class FsWalkError(Struct, frozen=True):
+    path: str
+    message: str
+
+
+class FsWalkResult(Struct, frozen=True):
+    entries: tuple[FsWalkEntry, ...]
+    errors: tuple[FsWalkError, ...]
+    #: A limit of the options was reached.
+    truncated: bool
+
+
+class FsWatchMissingParams(Struct, frozen=True):
+    watch_id: int
+    missing: tuple[str, ...]
+
+
+class FsWatchMissingResult(Struct, frozen=True):
+    watching: bool

@@ -26,7 +26,7 @@ from holdfast.types import (
     UsageSample,
     WatchRead,
 )
-from holdfast.wire import file_messages as f, messages as m, stream_messages as s
+from holdfast.wire import codex_messages as c, file_messages as f, messages as m, stream_messages as s
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -127,6 +127,14 @@ FS_COPY = WireMethod("fs/copy", f.FsCopyParams, m.Empty)
 FS_OPEN = WireMethod("fs/open", f.FsOpenParams, f.FsHandle)
 FS_READ_BLOCK = WireMethod("fs/readBlock", f.FsReadBlockParams, f.FsBlock)
 FS_CLOSE = WireMethod("fs/close", f.FsHandle, m.Empty)
+FS_WRITE_BLOCK = WireMethod("fs/writeBlock", f.FsWriteBlockParams, m.Empty)
+FS_WALK = WireMethod("fs/walk", f.FsWalkParams, f.FsWalkResult)
+FS_WATCH_MISSING = WireMethod("fs/watchMissing", f.FsWatchMissingParams, f.FsWatchMissingResult)
+
+ENVIRONMENT_CONFIG_READ = WireMethod("environmentConfig/read", c.EnvironmentConfigReadParams, c.EnvironmentConfig)
+CAPABILITY_ROOTS = WireMethod("capabilityRoots/discoverV1", c.CapabilityRootsParams, c.CapabilityRootsResult)
+CAPABILITIES = WireMethod("capabilities/discoverV2", c.CapabilitiesParams, c.CapabilitiesResult)
+HTTP_REQUEST = WireMethod("http/request", c.HttpRequestParams, c.HttpRequestResult)
 
 HOST_OFFER = WireMethod("service/offer", m.HostOfferParams, m.HostOfferResult)
 HOST_ANSWER = WireMethod("service/answer", m.HostAnswerParams, m.HostAnswerResult)
@@ -152,6 +160,7 @@ PROCESS_CREDIT = Notification("process/credit", m.CreditParams, sender="client")
 PROCESS_OUTPUT = Notification("process/output", m.OutputParams, sender="server")
 PROCESS_EXITED = Notification("process/exited", m.ExitedParams, sender="server")
 PROCESS_CLOSED = Notification("process/closed", m.ClosedParams, sender="server")
+HTTP_REQUEST_BODY_DELTA = Notification("http/request/bodyDelta", c.HttpBodyDelta, sender="server")
 STREAM_ACCEPTED = Notification("stream/accepted", s.StreamAcceptedParams, sender="server")
 STREAM_DATA = Notification("stream/data", s.StreamDataParams, sender="both")
 STREAM_CREDIT = Notification("stream/credit", s.StreamCreditParams, sender="both")

@@ -100,7 +100,7 @@ async def test_a_cancelled_call_kills_the_command(box: holdfast.sync.Sandbox) ->
 
 
 def test_the_contract_of_deepagents_0_7(box: holdfast.sync.Sandbox) -> None:
-    backend = Backend(box)
+    backend = Backend(box, contract="0.7")
     backend.write("/tmp/t/one.txt", "first")
     assert backend.write("/tmp/t/one.txt", "second").error is None
     assert box.read_text("/tmp/t/one.txt") == "second"

@@ -21,4 +21,4 @@ class TestStandard(SandboxIntegrationTests):
         # The suite runs `python`; Debian's package has only `python3`.
         links = "mkdir -p /root/bin && ln -s /usr/bin/python3 /root/bin/python"
         with holdfast.sync.create("bwrap", setup=[links], env={"PATH": "/root/bin:/usr/bin:/bin"}) as box:
-            yield Backend(box, contract="0.6")
+            yield Backend(box)

@@ -31,7 +31,8 @@ def templates(directory: Path, engine: str) -> Path:
         "[code-interpreter-v1]\n"
         f"mounts = {json.dumps(mounts)}\n"
         f'env = {{ PATH = "{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin" }}\n\n'
-        '[open]\nnetwork = "host"\n'
+        '[open]\nnetwork = "host"\n\n'
+        '[small]\ndisk = "16MiB"\n'
     )
     return path
 
@@ -40,8 +41,8 @@ class E2BServer:
     """A server that can be killed and started again with the same state."""
 
     def __init__(self, directory: Path, engine: str, *options: str) -> None:
-        self._options = ("--engine", engine, "--domain", DOMAIN, "--templates", str(templates(directory, engine)))
-        self._options += options
+        own = ("--engine", engine, "--domain", DOMAIN, "--templates", str(templates(directory, engine)))
+        self._options = (*own, *options)
         self._directory = directory
         self._process: subprocess.Popen[str] | None = None
         self._listen = "127.0.0.1:0"

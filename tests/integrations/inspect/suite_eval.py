@@ -48,6 +48,13 @@ def test_tools(logs: dict[str, EvalLog]) -> None:
     assert texts[6] == "changed by the editor\n"
 
 
+def test_example(logs: dict[str, EvalLog]) -> None:
+    sample = _sample(logs, "example")
+    assert [each.text for each in sample.messages if isinstance(each, ChatMessageTool)] == ["3\n"]
+    assert sample.scores is not None
+    assert [score.value for score in sample.scores.values()] == ["C"]
+
+
 def test_exec_remote(logs: dict[str, EvalLog]) -> None:
     text, ended, code, seconds = json.loads(_sample(logs, "remote").store["remote"])
     assert (text, ended, code) == ("out\n", [3], 0)

@@ -17,7 +17,7 @@ from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from holdfast.errors import InvalidParams
 from holdfast.fleet.fleet import Fleet
 from holdfast.integrations.inspect_ai import Config, HoldfastSandbox
-from holdfast.integrations.inspect_ai.config import choose, resolve
+from holdfast.integrations.inspect_ai.config import choose, usable_engine
 
 
 @pytest_asyncio.fixture
@@ -39,7 +39,7 @@ def _compose(tmp_path: Path, text: str) -> str:
 
 
 async def test_without_a_configuration_it_is_a_jail() -> None:
-    assert (await resolve(None)).engine == "bwrap"
+    assert await usable_engine() == "bwrap"
 
 
 def test_a_configuration_survives_the_log_and_is_hashable() -> None:

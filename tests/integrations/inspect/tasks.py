@@ -13,6 +13,8 @@ from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use
 from inspect_ai.tool import bash, bash_session, python, text_editor
 from inspect_ai.util import ExecCompleted, ExecStdout, sandbox
 
+from examples.integrations.inspect_task import count_lines
+
 #: What a program in the sandbox sends to a model, by the client library of its choice.
 REQUEST = """
 import json, socket, time, urllib.request
@@ -42,8 +44,8 @@ def _call(tool: str, **arguments: object) -> ModelOutput:
     return ModelOutput.for_tool_call("mockllm/model", tool, arguments)
 
 
-def _done() -> ModelOutput:
-    return ModelOutput.from_content("mockllm/model", "done")
+def _done(text: str = "done") -> ModelOutput:
+    return ModelOutput.from_content("mockllm/model", text)
 
 
 @task
@@ -64,6 +66,14 @@ def tools() -> Task:
         ),
         sandbox="holdfast",
     )
+
+
+@task
+def example() -> Task:
+    """The task of examples/, with a model that counts."""
+    made = count_lines()
+    made.model = _model(_call("bash", command="wc -l < poem.txt"), _done("There are 3."))
+    return made
 
 
 @task

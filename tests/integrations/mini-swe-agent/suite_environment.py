@@ -17,6 +17,8 @@ from minisweagent.exceptions import Submitted
 from holdfast.integrations.mini_swe_agent import Environment
 from holdfast.sync import Fleet
 
+#: The environment of the example.
+EXAMPLE = Path(__file__).parents[3] / "examples" / "integrations" / "mini_swe_agent.yaml"
 CLASS = "holdfast.integrations.mini_swe_agent.Environment"
 
 
@@ -64,7 +66,6 @@ def test_the_command_line_runs_in_a_sandbox_and_leaves_none(tmp_path: Path) -> N
             "step_limit": 5,
             "cost_limit": 0.0,
         },
-        "environment": {"environment_class": CLASS, "engine": "bwrap"},
         "model": {
             "model_class": "minisweagent.models.test_models.DeterministicModel",
             "model_name": "deterministic",
@@ -82,6 +83,8 @@ def test_the_command_line_runs_in_a_sandbox_and_leaves_none(tmp_path: Path) -> N
         "minisweagent.run.mini",
         "-c",
         str(path),
+        "-c",
+        str(EXAMPLE),
         "-t",
         "Write a file.",
         "-o",

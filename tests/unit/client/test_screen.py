@@ -358,11 +358,24 @@ def test_restore_of_a_wide_character_that_a_resize_cut() -> None:
 def test_restore_draws_the_history_that_was_asked_for() -> None:
     made = emulator(3, 10, scrollback=4, backend="ghostty")
     made.feed(b"\r\n".join(b"%d" % number for number in range(20)))
-    assert b"13\r\n14\r\n15\r\n16\r\n17\r\n18\r\n19" in made.restore()
+    assert b"13\r\n14\r\n15\r\n16" in made.restore()
+    assert b"17\r\n18\r\n19" in made.restore()
     assert b"12" not in made.restore()
     again = emulator(3, 10, backend="ghostty")
     again.feed(made.restore())
     assert again.screen() == made.screen()
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b"", b"\r\n\r\n\r\n\r\n\r\n", b"x" * 25 + b"\r\n", b"\x1b[2;4Hmoved"])
+def test_output_after_a_restored_history_goes_on_where_it_was(end: bytes) -> None:
+    made = emulator(3, 10, scrollback=40, backend="ghostty")
+    made.feed(b"\r\n".join(b"%d" % number for number in range(20)) + end)
+    again = emulator(3, 10, scrollback=40, backend="ghostty")
+    again.feed(made.restore())
+    for each in (made, again):
+        each.feed(b"and\r\nmore\r\n")
+    assert again.screen() == made.screen()
+    assert again.restore() == made.restore()
 
 
 # Sizes

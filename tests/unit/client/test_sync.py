@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import queue
 import signal
 import threading
 from pathlib import Path
@@ -68,6 +69,19 @@ def test_exec_remote_is_hot_and_can_be_written_to() -> None:
         hung = box.exec_remote(["sleep", "1000"])
         hung.kill()
         assert list(hung) == []
+
+
+def test_the_end_of_a_process_wakes_its_caller() -> None:
+    with holdfast.sync.connect("inprocess") as box:
+        endings = box.ended()
+        running = box.start(["sh", "-c", "read line; exit 3"], stdin="open")
+        statuses: queue.Queue[ExitStatus] = queue.Queue()
+        running.on_exit(statuses.put)
+        box.exec_remote(["sh", "-c", "exit 4"]).on_exit(statuses.put)
+        assert statuses.get(timeout=60) == ExitStatus(4)
+        running.write("go\n")
+        assert statuses.get(timeout=60) == ExitStatus(3)
+        assert [next(endings).info.exit_code, next(endings).id] == [4, running.id]
 
 
 # --- shells -----------------------------------------------------------------------------------------------------

@@ -146,20 +146,40 @@ class GhosttyEmulator:
                 copy._t = own
 
     def _drawn(self, terminal: Any, *, with_region: bool) -> bytes:
-        """Contents, cursor and colours of the active screen, with up to `scrollback` lines of history above it."""
+        """Contents, cursor and colours of the active screen, with up to `scrollback` lines of history above it.
+
+        The formatter leaves out blank lines at the end, and then the cursor would be below its line. So the history
+        is drawn by itself and scrolled away, and the screen is drawn from its first row.
+        """
         cols, rows = terminal.size
+        total = terminal.get("total_rows", "size_t")
         above = min(terminal.get("scrollback_rows", "size_t"), self._scrollback)
+        screen = self._formatted(terminal, (0, total - rows), (cols - 1, total - 1), with_region=with_region)
+        if not above:
+            return screen
+        last = total - rows - 1
+        history = self._formatted(terminal, (0, last - above + 1), (cols - 1, last))
+        blank = 0
+        while blank < above - 1 and not self._formatted(terminal, (0, last - blank), (cols - 1, last - blank)):
+            blank += 1
+        return b"".join((history, b"\x1b[0m", b"\r\n" * (blank + rows), b"\x1b[H", screen))
+
+    def _formatted(
+        self, terminal: Any, start: tuple[int, int], end: tuple[int, int], *, with_region: bool | None = None
+    ) -> bytes:
+        """Return lines with their colours, and with the cursor unless `with_region` is None."""
         selection = self._core.init_sized("GhosttySelection")
-        selection.start = terminal.ref(0, terminal.get("total_rows", "size_t") - rows - above, "screen")[0]
-        selection.end = terminal.ref(cols - 1, rows - 1)[0]
+        selection.start = terminal.ref(*start, "screen")[0]
+        selection.end = terminal.ref(*end, "screen")[0]
         options = self._core.init_sized("GhosttyFormatterTerminalOptions")
         options.emit = self._lib.GHOSTTY_FORMATTER_FORMAT_VT
         options.trim = True
         options.selection = selection
-        options.extra.scrolling_region = options.extra.keyboard = with_region
-        extra = options.extra.screen
-        extra.cursor = extra.style = extra.hyperlink = extra.charsets = True
-        extra.kitty_keyboard = with_region
+        if with_region is not None:
+            options.extra.scrolling_region = options.extra.keyboard = with_region
+            extra = options.extra.screen
+            extra.cursor = extra.style = extra.hyperlink = extra.charsets = True
+            extra.kitty_keyboard = with_region
         formatter = self._ffi.new("GhosttyFormatter*")
         new = self._lib.ghostty_formatter_terminal_new
         self._core.check(new(self._ffi.NULL, formatter, terminal._t[0], options[0]), "formatter")

@@ -153,7 +153,7 @@ class OpenSandbox:
         return process
 
     async def watch_deadlines(self) -> None:
-        """Arm the deadlines of processes that an earlier server started."""
+        """Arm the deadlines of processes that were started through an earlier connection."""
         for process in await self.box.processes():
             if process.info.running:
                 self._watch_deadline(process.info)

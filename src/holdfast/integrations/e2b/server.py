@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 import uvicorn
 
+from holdfast.errors import InvalidParams
 from holdfast.fleet.fleet import Fleet
 from holdfast.integrations.e2b.application import Application
 from holdfast.integrations.e2b.control.sandboxes import Sandboxes
@@ -18,7 +19,7 @@ from holdfast.integrations.e2b.control.templates import BASE, load_templates
 from holdfast.integrations.e2b.settings import E2BSettings, Keyring, load_key
 from holdfast.service.fronts.connections import descriptors_for_ports
 from holdfast.service.fronts.listening import bind, check_address, parse_address
-from holdfast.service.fronts.web_server import WebServer
+from holdfast.service.fronts.web_server import WebServer, WebSocketConnection
 
 #: Descriptors beside those of client connections: each open sandbox has a few, and each preview one.
 _RESERVED_DESCRIPTORS = 4_096
@@ -65,7 +66,11 @@ async def serving(settings: E2BSettings) -> AsyncIterator[Started]:
     async with Fleet(settings.engine) as fleet:
         # An engine that is missing, or a template that it cannot make, is an error of the start.
         for template in {id(each): each for each in templates.values()}.values():
-            await fleet.engine.check(template)
+            try:
+                await fleet.engine.check(template)
+            except InvalidParams as error:
+                hint = "" if settings.templates else "; name a template in a file: --templates FILE, docs/e2b.md"
+                raise InvalidParams(f"{error.message}{hint}") from None
         sandboxes = Sandboxes(fleet, templates, settings)
         keys = Keyring(key)
         try:
@@ -96,7 +101,7 @@ def _server(settings: E2BSettings, app: Application, tls: ssl.SSLContext | None)
     config = uvicorn.Config(
         app,
         http="h11",
-        ws="websockets-sansio",
+        ws=WebSocketConnection,
         lifespan="off",
         interface="asgi3",
         log_config=None,

@@ -85,34 +85,32 @@ def choose(config: BaseModel | str | None) -> Choice:
     return Choice(engine, make_template(None, fields))
 
 
-async def resolve(config: BaseModel | str | None) -> Choice:
-    """The engine and the template of a task's configuration, complete."""
-    choice = await _with_engine(choose(config))
-    template = choice.template
+def complete(choice: Choice, default_engine: str) -> Choice:
+    """The choice with an engine and the defaults of this provider."""
+    template, engine = choice.template, choice.engine or default_engine
     fields: dict[str, Any] = {}
-    if choice.engine in ("docker", "podman"):
+    if engine in ("docker", "podman"):
+        fields["image"] = template.image or DEFAULT_IMAGE
         # So that `user=` of a call can be any user: `docker exec --user` can, too.
         fields["options"] = {"server_as_root": True, **template.options}
-    elif choice.engine == "bwrap" and template.workdir is None and template.image is None:
+    elif engine == "bwrap" and template.workdir is None and template.image is None:
         # The default, /root, is closed to other users.
         fields["workdir"] = WORKDIR if template.user in (None, "root", "0") else "/tmp"
-    return choice._replace(template=make_template(template, fields))
+    return choice._replace(engine=engine, template=make_template(template, fields))
 
 
-async def _with_engine(choice: Choice) -> Choice:
-    """The choice with an engine: without one, `bwrap` where a jail can be made, else `docker`."""
-    if choice.engine is not None:
-        return choice
+async def usable_engine() -> str:
+    """`bwrap` where a jail can be made, else `docker`."""
     async with Fleet("bwrap") as fleet:
         try:
-            async with fleet.block(make_template(choice.template, {"setup": (), "files": {}})):
-                return choice._replace(engine="bwrap")
+            async with fleet.block():
+                return "bwrap"
         except HoldfastError as error:
             reason = error
     async with Fleet("docker") as fleet:
         if not fleet.engine.is_installed():
             raise InvalidParams(f"sandbox 'holdfast': no jail can be made ({reason}) and there is no docker here")
-    return choice._replace(engine="docker", template=make_template(choice.template, {"image": DEFAULT_IMAGE}))
+    return "docker"
 
 
 def _of_compose(config: ComposeConfig) -> Choice:

@@ -6,13 +6,16 @@ Holdfast can answer itself (`exec_remote`) do not start a program in the sandbox
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
 import shlex
 import stat
+import time
+import weakref
 from collections.abc import Iterator
-from typing import Any, Final, Literal, overload
+from typing import Any, ClassVar, Final, Literal, overload
 
 from inspect_ai.util import (
     ExecResult,
@@ -40,8 +43,10 @@ from holdfast.errors import (
     TransportError,
     UnknownUser,
 )
-from holdfast.fleet.fleet import Fleet, FleetSandbox
-from holdfast.integrations.inspect_ai.config import LABEL, Choice, Config, resolve
+from holdfast.fleet.fleet import DEFAULT_LIFETIME, Fleet, FleetSandbox
+from holdfast.fleet.record import new_record
+from holdfast.fleet.template import make_template
+from holdfast.integrations.inspect_ai.config import LABEL, Choice, Config, choose, complete, usable_engine
 from holdfast.integrations.inspect_ai.remote_jobs import RemoteJobs
 
 logger = logging.getLogger(__name__)
@@ -55,9 +60,20 @@ POLL_SECONDS: Final = 0.1
 LABEL_CHARACTERS: Final = 60
 
 
+class _Shared:
+    """Shared by the samples of one event loop: a fleet for each engine, and the engine if a task names none."""
+
+    def __init__(self) -> None:
+        self.fleets: dict[str, Fleet] = {}
+        self.default_engine: str | None = None
+
+
 @sandboxenv(name="holdfast")
 class HoldfastSandbox(SandboxEnvironment):
     """One sandbox of one sample."""
+
+    #: By event loop. Inspect calls class methods only, and a fleet for each sample would prune for each.
+    _shared: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared]] = weakref.WeakKeyDictionary()
 
     def __init__(self, fleet: Fleet, box: FleetSandbox) -> None:
         super().__init__()
@@ -86,36 +102,39 @@ class HoldfastSandbox(SandboxEnvironment):
     @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
         """Check the configuration before any sample runs, and remove what killed evaluations left."""
-        chosen = await resolve(config)
+        fleet, chosen = await cls._choose(config)
+        await fleet.engine.check(chosen.template)
+        await fleet.prune()
+
+    @classmethod
+    async def _choose(cls, config: SandboxEnvironmentConfigType | None) -> tuple[Fleet, Choice]:
+        """The configuration, complete, and the fleet of its engine, which all samples of an event loop share."""
+        choice, shared = choose(config), cls._shared.setdefault(asyncio.get_running_loop(), _Shared())
+        if choice.engine is None and shared.default_engine is None:
+            shared.default_engine = await usable_engine()
+        chosen = complete(choice, shared.default_engine or "")
         assert chosen.engine is not None
-        async with Fleet(chosen.engine) as fleet:
-            await fleet.engine.check(chosen.template)
-            await fleet.prune()
+        fleet = shared.fleets.get(chosen.engine)
+        if fleet is None:
+            fleet = shared.fleets[chosen.engine] = Fleet(chosen.engine)
+        return fleet, chosen
 
     @classmethod
     async def sample_init(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
-        chosen = await resolve(config)
-        return {chosen.name: await cls._make(chosen, task_name)}
-
-    @classmethod
-    async def _make(cls, chosen: Choice, task_name: str) -> HoldfastSandbox:
-        assert chosen.engine is not None
-        fleet = Fleet(chosen.engine)
+        fleet, chosen = await cls._choose(config)
+        template = make_template(chosen.template, {"labels": {LABEL: task_name[-LABEL_CHARACTERS:]}})
+        # Not bound to this process: `--no-sandbox-cleanup` keeps sandboxes. The lifetime covers a killed one.
+        lifetime = template.lifetime or DEFAULT_LIFETIME
+        box = await fleet.make(template, new_record(template, now=time.time(), lifetime=lifetime))
         try:
-            ref = await fleet.create(chosen.template, labels={LABEL: task_name[-LABEL_CHARACTERS:]})
-            try:
-                box = await fleet.connect(ref.id)
-                if chosen.command:
-                    await box.start(chosen.command, id="command")
-            except BaseException:
-                await fleet.remove(ref.id)
-                raise
+            if chosen.command:
+                await box.start(chosen.command, id="command")
         except BaseException:
-            await fleet.aclose()
+            await _remove(fleet, box)
             raise
-        return cls(fleet, box)
+        return {chosen.name: cls(fleet, box)}
 
     @classmethod
     async def sample_cleanup(
@@ -127,12 +146,16 @@ class HoldfastSandbox(SandboxEnvironment):
     ) -> None:
         for environment in environments.values():
             made = environment.as_type(cls)
-            try:
-                await made._remote_jobs.aclose()
-                await made.box.aclose()
-            finally:
-                await made._fleet.remove(made.box.ref.id)
-                await made._fleet.aclose()
+            await made._remote_jobs.aclose()
+            await _remove(made._fleet, made.box)
+
+    @classmethod
+    async def task_cleanup(cls, task_name: str, config: SandboxEnvironmentConfigType | None, cleanup: bool) -> None:
+        """Name the sandboxes that `--no-sandbox-cleanup` keeps."""
+        if not cleanup:
+            fleet, _ = await cls._choose(config)
+            for ref in await fleet.list(labels={LABEL: task_name[-LABEL_CHARACTERS:]}):
+                logger.warning("kept: %s; remove it: inspect sandbox cleanup holdfast %s", ref.address, ref.id)
 
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:
@@ -223,6 +246,13 @@ class HoldfastSandbox(SandboxEnvironment):
         if not info.mode & bit:
             raise PermissionError(errno.EACCES, "Permission denied", file)
         return info.size
+
+
+async def _remove(fleet: Fleet, box: FleetSandbox) -> None:
+    try:
+        await box.aclose()
+    finally:
+        await fleet.remove(box.ref.id)
 
 
 @contextlib.contextmanager

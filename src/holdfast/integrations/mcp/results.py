@@ -6,8 +6,8 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, Field
 
-#: Bytes of output or content in a result, which has them twice, as JSON and as text. Clients of the SDK read messages
-#: of at most 1 MiB.
+#: Bytes of output or content in a result, which has them twice, as JSON and as text. Clients of the SDK read
+#: messages of at most 1 MiB.
 MAX_RESULT_BYTES: Final = 128 * 1024
 
 

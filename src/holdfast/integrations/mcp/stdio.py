@@ -7,6 +7,7 @@ between two messages. A blocked client delays only this process, which still end
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from typing import Any, Final, cast
@@ -45,7 +46,9 @@ class _Output:
         self._writer.write(text.encode())
 
     async def flush(self) -> None:
-        await self._writer.drain()
+        # A client that reads no more closes its end of stdin as well, which ends the connection.
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
 
 
 async def serve_stdio(server: MCPServer[Any]) -> None:

@@ -106,6 +106,10 @@ class LocalFiles:
             upload_id=secrets.token_hex(8),
         )
 
+    async def write_at(self, path: str, data: bytes, *, offset: int, file_id: str) -> None:
+        """Write into an existing file at an offset; `FileNotFound` if it is another file than `file_id`."""
+        await self._do("write_at", path, None, offset=offset, data=bytes(data), file_id=file_id)
+
     async def write_piece(
         self,
         path: str,
@@ -329,6 +333,11 @@ class LocalFiles:
             except HoldfastError:
                 continue  # its directory was removed, or permission is missing
 
+    def drop_threads(self) -> None:
+        """Let the threads end once they are idle."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
     async def aclose(self) -> None:
         """Remove unfinished uploads, end the helpers and the threads."""
         if self._closed:
@@ -344,7 +353,7 @@ class LocalFiles:
             self._sweep.cancel()
         if self._threads is not None:
             await asyncio.get_running_loop().run_in_executor(self._threads, self._helpers.close)
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self.drop_threads()
 
 
 def translated(error: OSError, path: str) -> HoldfastError:

@@ -92,7 +92,7 @@ class FileOperations:
             data = os.pread(fd, size, offset)
             # A file of /proc has the size 0; only an empty read is its end.
             eof = not data or (offset + len(data) >= found.st_size and found.st_size > 0)
-            return found.st_size, eof, f"{found.st_dev:x}-{found.st_ino:x}", data
+            return found.st_size, eof, identity(found), data
         finally:
             os.close(fd)
 
@@ -123,6 +123,20 @@ class FileOperations:
     ) -> Info:
         self.do_write_piece(path, data, upload_id, 0, make_parents)
         return self.do_commit(path, upload_id, len(data), mode, mtime_ns)
+
+    def do_write_at(self, path: str, offset: int, data: bytes, file_id: str) -> None:
+        """Write into a file that exists, at an offset, if it is still the same file."""
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or identity(found) != file_id:
+                raise FileNotFoundError(errno.ENOENT, "replaced since it was opened", path)
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(fd, view, offset)
+                view, offset = view[written:], offset + written
+        finally:
+            os.close(fd)
 
     def do_write_piece(self, path: str, data: bytes, upload_id: str, offset: int, make_parents: bool) -> None:
         upload = self.uploads.get(upload_id)
@@ -360,6 +374,10 @@ def _make_parents(directory: str) -> None:
         os.makedirs(directory, exist_ok=True)
     except FileExistsError as error:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from None
+
+
+def identity(found: os.stat_result) -> str:
+    return f"{found.st_dev:x}-{found.st_ino:x}"
 
 
 def info(path: str, found: os.stat_result) -> Info:
@@ -618,7 +636,8 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
     hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
     resource.setrlimit(resource.RLIMIT_RTTIME, (hard, hard))
     refuse_imports()
-    become(uid, gid, groups)
+    if uid is not None:  # else a jail has determined it
+        become(uid, gid, groups)
     work = FileOperations(max_uploads)
     while True:
         try:

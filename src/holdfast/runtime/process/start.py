@@ -33,7 +33,7 @@ from holdfast.runtime.process.spawn import (
     spawn_through_launcher,
 )
 from holdfast.runtime.tree.process_table import MARK_VARIABLE, limits_can_mark, new_mark
-from holdfast.types import ProcessSpec, TerminalSize
+from holdfast.types import Confinement, ProcessSpec, TerminalSize
 
 if TYPE_CHECKING:
     from holdfast.runtime.durability.durability import Durability
@@ -228,6 +228,24 @@ class Starter:
         streams.close_theirs()
         started = StartedProcess(pid, mark, command.cwd, streams.outputs, streams.stdin, recorder, cgroup)
         return await self._found_in_jail(started) if is_jailed(spec) else started
+
+    async def spawn_helper(self, confinement: Confinement, argv: list[str], streams: StandardStreams) -> int:
+        """Start a helper of the server itself, confined. Its pid is in `newborn` until the caller has reaped it."""
+        environment = {"LC_ALL": "C.UTF-8"}
+        confined = await asyncio.to_thread(
+            plan_launch,
+            confinement,
+            path=argv[0],
+            argv=argv,
+            environment=environment,
+            cwd="/",
+            as_root=os.geteuid() == 0,
+            own=self.own,
+        )
+        command = SpawnCommand(argv[0], argv, encode_variables(environment), "/", confined=confined)
+        pid = await spawn_through_launcher(command, streams, {}, self._oom_score, self.newborn)
+        self.newborn.add(pid)
+        return pid
 
     async def _found_in_jail(self, started: StartedProcess) -> StartedProcess:
         jail = ProcessJail(started.pid)

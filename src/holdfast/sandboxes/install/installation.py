@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from holdfast.errors import ConnectionLost, ResourceExhausted, SandboxError
+from holdfast.launch import self_exec
 from holdfast.sandboxes.host_command import Outcome
 from holdfast.sandboxes.install.bundle import Bundle, bundle, package, read_bundle
 from holdfast.sandboxes.install.requirements import PROBE, own_probe, read_probe, required
@@ -143,6 +144,7 @@ class Installation:
         self._directory = directory or ""
         self._choice = bundle
         self._bundle: Bundle | None = None
+        self._tree: str | None = None
         #: False once the sandbox turned out to have no shell: the server's command is then executed directly.
         self.has_shell = True
 
@@ -150,8 +152,14 @@ class Installation:
         """Note that the bundle was copied there when the sandbox was made, which needs no shell."""
         self._directory, self.has_shell = directory, False
 
+    def copied_as(self, tree: str) -> None:
+        """Note that `tree` is a bundle, of this version or another, that was there when the sandbox started."""
+        self._tree, self.has_shell = tree, False
+
     async def command(self, runner: CommandRunner, *verb: str) -> list[str]:
         """Return the command inside that runs a verb; it exits with `MISSING` if no server is installed."""
+        if self._tree is not None:
+            return [*self_exec.in_bundle(self._tree), "-m", "holdfast", *verb]
         chosen = await self._choose(runner)
         if not self.has_shell:
             return [*chosen.command(f"{self._directory}/{chosen.name}"), *verb]

@@ -6,14 +6,15 @@ gRPC and HTTP share it, so the two cannot differ. It uses no status codes and no
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, cast
 
 from holdfast.service.api import PreviewApi, SessionApi
 from holdfast.service.fronts import replies, requests
-from holdfast.service.problems import Denied, NotNow
+from holdfast.service.fronts.view_handler import ViewHandler, closing, only_own
+from holdfast.service.problems import NotNow
 from holdfast.service.types import Caller, ServiceStruct
+from holdfast.service.view_api import ViewApi
 from holdfast.session.v1 import session_pb2 as pb
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["SessionService"]
@@ -22,7 +23,9 @@ SERVICE_NAME: Final[str] = SERVICE.full_name
 Unary = Callable[[Caller, Any], Awaitable[Any]]
 Stream = Callable[[Caller, Any], AsyncIterator[Any]]
 # These calls wait and change nothing: a service that stops ends them, and clients repeat them at another replica.
-_WAITING: Final = frozenset({"ReadOutput", "StreamOutput", "SubscribeSessionEvents"})
+_WAITING: Final = frozenset(
+    {"ReadOutput", "StreamOutput", "StreamTerminal", "SubscribeSessionEvents", "WatchSessions"}
+)
 
 
 class RpcMethod(ServiceStruct, frozen=True):
@@ -58,11 +61,14 @@ def methods() -> list[RpcMethod]:
     ]
 
 
-class Handler:
+class Handler(ViewHandler):
     """Serves both front ends. Raises only `Problem`, except for bugs."""
 
-    def __init__(self, api: SessionApi, *, previews: PreviewApi | None = None) -> None:
-        """Without `previews`, they are refused."""
+    def __init__(
+        self, api: SessionApi, views: ViewApi | None = None, *, previews: PreviewApi | None = None
+    ) -> None:
+        """Without `views`, the methods for dashboards are refused; without `previews`, `CreatePreview` is."""
+        super().__init__(views)
         self._api = api
         self._previews = previews
 
@@ -76,7 +82,7 @@ class Handler:
 
     async def create_session(self, caller: Caller, request: pb.CreateSessionRequest) -> pb.CreateSessionResponse:
         asked = requests.create_request(request)
-        _only_own(caller, asked.agent_id)
+        only_own(caller, asked.agent_id)
         return replies.created(await self._api.create(caller, asked))
 
     async def send_input(self, caller: Caller, request: pb.SendInputRequest) -> pb.SendInputResponse:
@@ -103,7 +109,7 @@ class Handler:
         chunks = self._api.stream_output(
             caller, requests.session_id(request), requests.identifier(request.since.value, "since.value")
         )
-        async with _closing(chunks):
+        async with closing(chunks):
             async for chunk in chunks:
                 yield replies.chunk(chunk)
 
@@ -112,7 +118,7 @@ class Handler:
 
     async def list_sessions(self, caller: Caller, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
         agent_id = requests.identifier(request.agent_id, "agent_id")
-        _only_own(caller, agent_id)
+        only_own(caller, agent_id)
         found, next_page = await self._api.find(
             caller,
             agent_id=agent_id,
@@ -136,19 +142,19 @@ class Handler:
             requests.identifier(request.since, "since"),
             requests.event_types(request.types),
         )
-        async with _closing(events):
+        async with closing(events):
             async for event in events:
                 yield replies.message(pb.SessionEvent, event)
 
     async def run_command(self, caller: Caller, request: pb.RunCommandRequest) -> pb.RunCommandResponse:
         asked = requests.run_request(request)
         if asked.create is not None:
-            _only_own(caller, asked.create.agent_id)
+            only_own(caller, asked.create.agent_id)
         return replies.ran(await self._api.run_command(caller, asked))
 
     async def list_audit(self, caller: Caller, request: pb.ListAuditRequest) -> pb.ListAuditResponse:
         which = requests.audit_filter(request)
-        _only_own(caller, which.agent_id)
+        only_own(caller, which.agent_id)
         rows, next_page = await self._api.audit(
             caller,
             which,
@@ -175,16 +181,6 @@ class Handler:
             requests.text(request.comment, "comment", requests.LONGEST_COMMENT),
         )
         return pb.AnswerApprovalResponse(outcome=outcome)
-
-
-def _only_own(caller: Caller, agent_id: str) -> None:
-    if agent_id and not caller.may_see(agent_id):
-        raise Denied("only an operator may name another agent", reason="NOT_OPERATOR", field="agent_id")
-
-
-def _closing(iterator: AsyncIterator[Any]) -> aclosing[AsyncGenerator[Any, None]]:
-    # The sessions return generators; the interface promises only iterators.
-    return aclosing(cast("AsyncGenerator[Any, None]", iterator))
 
 
 def _function_name(method: RpcMethod) -> str:

@@ -20,7 +20,7 @@ from connectrpc.errors import ConnectError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.service.access.admission import Admission, bug
@@ -32,7 +32,8 @@ from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.fronts.requests import KIB, MOST_INPUT
 from holdfast.service.fronts.status_details import message_of
 from holdfast.service.fronts.web_guard import WebGuard
-from holdfast.service.fronts.web_server import WebServer
+from holdfast.service.fronts.web_server import WebServer, WebSocketConnection
+from holdfast.service.fronts.web_socket import LARGEST_MESSAGE, WebSocketStreams
 from holdfast.service.problems import Problem
 from holdfast.service.types import ServiceStruct
 
@@ -104,7 +105,10 @@ class HttpFront:
         config = uvicorn.Config(
             self._app,
             http="h11",
-            ws="none",
+            # The streams of browsers. Their client sends one short message.
+            ws=WebSocketConnection,
+            ws_max_size=LARGEST_MESSAGE,
+            ws_per_message_deflate=False,
             lifespan="off",
             interface="asgi3",
             log_config=None,
@@ -156,7 +160,9 @@ class HttpFront:
         service = _Guard(
             connect_application(handler, self._admission, self._settings.max_request_bytes), self._settings
         )
+        streams = WebSocketStreams(handler, self._admission, self._settings.connections.head_seconds)
         routes: list[BaseRoute] = [
+            WebSocketRoute(f"/{SERVICE_NAME}/{{method}}", streams),
             Route(f"/{SERVICE_NAME}/{{method}}", service),
             # A misspelt service gets the same error. The console has no POST routes.
             Route("/{service}/{method}", _unknown_service, methods=["POST"]),

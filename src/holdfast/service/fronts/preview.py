@@ -32,7 +32,7 @@ from holdfast.service.fronts.preview_headers import (
     response_headers,
     set_cookie,
 )
-from holdfast.service.fronts.web_server import WebServer
+from holdfast.service.fronts.web_server import WebServer, WebSocketConnection
 from holdfast.service.previews.previews import OpenPreview, Previews
 from holdfast.service.previews.urls import PREFIX, TICKET, PreviewUrls, split_path
 from holdfast.service.problems import Invalid, NotNow
@@ -273,7 +273,7 @@ class PreviewFront:
         config = uvicorn.Config(
             self._app,
             http="h11",
-            ws="websockets-sansio",
+            ws=WebSocketConnection,
             ws_max_size=settings.preview_message_bytes,
             # A compressed message of some kilobytes could become one of megabytes.
             ws_per_message_deflate=False,

@@ -25,6 +25,7 @@ from holdfast.service.api import (
 from holdfast.service.policy.ports import parse_ports, show_ports
 from holdfast.service.problems import Invalid
 from holdfast.service.types import CloseMode, EventType, Guard, Network, Resources, State
+from holdfast.service.view_api import SummaryFilter
 from holdfast.session.v1 import session_pb2 as pb
 from holdfast.types import MAX_SESSION_SIDE
 
@@ -295,6 +296,23 @@ def event_types(values: Iterable[int]) -> tuple[EventType, ...]:
 
 def close_mode(value: int) -> CloseMode:
     return "force" if _enum(pb.CloseMode, value, "mode") == "FORCE" else "graceful"
+
+
+def summary_filter(request: pb.ListSummariesRequest) -> SummaryFilter:
+    return SummaryFilter(
+        agent_id=identifier(request.agent_id, "agent_id"),
+        states=states(request.states),
+        labels=labels(request.labels),
+        search=line(request.search, "search", LONGEST_LABEL),
+        sandbox=line(request.sandbox, "sandbox", LONGEST_PATH),
+        oldest_first=request.oldest_first,
+    )
+
+
+def session_ids(values: Iterable[str], most: int) -> tuple[str, ...]:
+    values = list(values)
+    _count(values, "session_ids", most)
+    return tuple(identifier(each, f"session_ids[{i}]", required=True) for i, each in enumerate(values))
 
 
 def audit_filter(request: pb.ListAuditRequest) -> AuditFilter:

@@ -10,17 +10,20 @@ import contextlib
 import functools
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Any, Final
 
 import h11
 import uvicorn
 from msgspec.structs import replace
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from holdfast.service.fronts.connections import AcceptedConnection, Acceptor, ConnectionGate, ConnectionLimits
 
 #: Connections above the limit that get a 503, at a time.
 _REFUSABLE: Final = 16
+_NO_ROOM: Final = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class WebServer(uvicorn.Server):
@@ -88,10 +91,6 @@ class _Connection(H11Protocol):
         self._gate = server.gate
         self._accepted = connection
         self._head_timer: asyncio.TimerHandle | None = None
-        if self.ws_protocol_class is not None:
-            # At an upgrade the transport gets a protocol of this class, and reports the connection's end to it.
-            kind: Any = functools.partial(_counted, self.ws_protocol_class, server.gate, connection)
-            self.ws_protocol_class = kind
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -101,6 +100,17 @@ class _Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._watch_head()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
+            self.transport.write(_NO_ROOM)
+            return self.transport.close()
+        super().handle_websocket_upgrade(event)
+        # The transport reports its end to the new protocol alone.
+        protocol = self.transport.get_protocol()
+        if isinstance(protocol, WebSocketConnection):
+            protocol.leave = functools.partial(self._gate.leave, self._accepted)
+        return None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gate.leave(self._accepted)
@@ -119,13 +129,12 @@ class _Connection(H11Protocol):
             self._head_timer = self.loop.call_later(self._gate.limits.head_seconds, self.transport.abort)
 
 
-def _counted(kind: Any, gate: ConnectionGate, connection: AcceptedConnection, **arguments: Any) -> asyncio.Protocol:
-    """A WebSocket protocol of the class `kind` that leaves the gate with its connection."""
+class WebSocketConnection(WebSocketsSansIOProtocol):
+    """A connection that became a WebSocket; it still counts as a connection."""
 
-    class Counted(kind):  # type: ignore[misc]
-        def connection_lost(self, exc: Exception | None) -> None:
-            gate.leave(connection)
-            super().connection_lost(exc)
+    leave: Callable[[], None] | None = None
 
-    protocol: asyncio.Protocol = Counted(**arguments)
-    return protocol
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.leave is not None:
+            self.leave()
+        super().connection_lost(exc)

@@ -22,6 +22,7 @@ from holdfast.service.clock import ClockTimer, WallClock
 from holdfast.service.monitor.thresholds import Alert, Escalation, LimitState, Measured, ThresholdSettings, judge
 from holdfast.service.observability.metrics import Metrics
 from holdfast.service.types import EventType, ResourceUsage, ServiceStruct, SessionRecord
+from holdfast.service.view_api import UsageTotal
 from holdfast.types import ProcessUsage, UsageSample
 
 log = structlog.stdlib.get_logger(__name__)
@@ -29,6 +30,7 @@ log = structlog.stdlib.get_logger(__name__)
 #: Lower CPU use counts as idle: a shell at its prompt wakes up now and then.
 IDLE_PERCENT: Final = 1.0
 ORPHANED: Final = "ORPHANED_PROCESSES"
+_MINUTE: Final = 60.0
 
 
 class MonitorSettings(ServiceStruct, frozen=True):
@@ -38,6 +40,8 @@ class MonitorSettings(ServiceStruct, frozen=True):
     interval: float = 5.0
     #: Samples held for each session: two minutes, some 6 KB.
     history: int = 24
+    #: Beside them one sample a minute, for an hour, some 15 KB; and as many sums of all sessions as an hour has.
+    minutes: int = 60
     #: Seconds after which an unchanged sample is stored again, so that its time stays current.
     store_unchanged_seconds: float = 30.0
     #: Seconds after which a command counts as long-running: most builds and test runs are shorter.
@@ -86,11 +90,12 @@ class MonitorBackend(Protocol):
 class Watched:
     """One session and its recent samples."""
 
-    __slots__ = ("history", "output_bytes", "record", "sampled", "state", "stored")
+    __slots__ = ("history", "minutes", "output_bytes", "record", "sampled", "state", "stored")
 
-    def __init__(self, record: SessionRecord, history: int) -> None:
+    def __init__(self, record: SessionRecord, history: int, minutes: int) -> None:
         self.record = record
         self.history: deque[ResourceUsage] = deque(maxlen=history)
+        self.minutes: deque[ResourceUsage] = deque(maxlen=minutes)
         self.state = LimitState()
         #: The last sample as received.
         self.sampled: ProcessUsage | None = None
@@ -121,8 +126,11 @@ class Watched:
         known = 0 if before is None else before.printed_bytes
         # A restarted server counts a shell's output from zero.
         self.output_bytes += usage.printed_bytes - (known if usage.printed_bytes >= known else 0)
+        taken = replace(taken, output_bytes=self.output_bytes)
         self.sampled = usage
         self.history.append(taken)
+        if not self.minutes or now - self.minutes[-1].sampled_at >= _MINUTE:
+            self.minutes.append(taken)
         return taken
 
 
@@ -152,6 +160,7 @@ class ResourceMonitor:
         #: Orphaned processes of each sandbox in the last sample.
         self._orphans: dict[str, frozenset[int]] = {}
         self._sampling: dict[str, asyncio.Task[None]] = {}
+        self._totals: deque[UsageTotal] = deque(maxlen=int(_MINUTE * settings.minutes / settings.interval) or 1)
         #: Stores samples: a transaction or two in each interval, for all sessions together.
         self._storing: asyncio.Task[None] | None = None
         #: Sandboxes with a failed last sample, which is logged once.
@@ -176,7 +185,7 @@ class ResourceMonitor:
         """Start sampling a session that this replica runs; a repeated call updates the record only."""
         known = self._watched.get(record.session_id)
         if known is None:
-            self._watched[record.session_id] = Watched(record, self._settings.history)
+            self._watched[record.session_id] = Watched(record, self._settings.history, self._settings.minutes)
         else:
             known.record = record
 
@@ -197,9 +206,17 @@ class ResourceMonitor:
         return watched.history[-1] if watched is not None and watched.history else None
 
     def history(self, session_id: str) -> tuple[ResourceUsage, ...]:
-        """Return the recent samples, oldest first."""
+        """Return the samples of an hour, one a minute, and then the recent ones, oldest first."""
         watched = self._watched.get(session_id)
-        return () if watched is None else tuple(watched.history)
+        if watched is None or not watched.history:
+            return ()
+        begin = watched.history[0].sampled_at
+        return (*(each for each in watched.minutes if each.sampled_at < begin), *watched.history)
+
+    @property
+    def totals(self) -> tuple[UsageTotal, ...]:
+        """The sums of all sessions of this replica in the last hour, oldest first."""
+        return tuple(self._totals)
 
     # --- sampling -------------------------------------------------------------------------------------------
 
@@ -370,6 +387,17 @@ class ResourceMonitor:
     def _update_totals(self) -> None:
         """Update the totals of all sessions for the metrics."""
         last = [watched.history[-1] for watched in self._watched.values() if watched.history]
+        total = UsageTotal(
+            self._clock.time(),
+            round(sum(usage.cpu_percent for usage in last), 1),
+            sum(usage.memory_bytes for usage in last),
+            sum(usage.process_count for usage in last),
+            sum(usage.output_bytes for usage in last),
+            len(last),
+        )
+        if self._totals and total.sampled_at - self._totals[-1].sampled_at < self._settings.interval / 2:
+            self._totals.pop()
+        self._totals.append(total)
         self._metrics.sessions_idle.set(sum(usage.session_idle for usage in last))
         self._metrics.sessions_long_running.set(sum(usage.long_running for usage in last))
         self._metrics.session_processes.set(sum(usage.process_count for usage in last))

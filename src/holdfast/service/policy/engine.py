@@ -305,6 +305,14 @@ def decide_signal(profile: Profile, control: ControlType) -> Decision:
     return Decision("deny", f"{control} is not among the signals that are allowed", *rule)
 
 
+def decide_takeover(profile: Profile) -> Decision:
+    """Decide whether an operator may type in a session of another agent."""
+    rule = _rule(profile, "takeover.operators")
+    if profile.takeover.operators:
+        return Decision("allow", "operators may take over", *rule)
+    return Decision("deny", "the sessions of this profile cannot be taken over", *rule)
+
+
 def decide_command(
     profile: Profile, text: str, cwd: str = "", *, shell: str = "bash", interactive: bool = True
 ) -> Decision:

@@ -22,7 +22,7 @@ Verdict = Literal["allow", "ask", "deny"]
 SignalName = Literal["CTRL_C", "CTRL_D", "SIGINT", "SIGTERM", "SIGKILL"]
 Activity = Literal["input", "output"]
 #: Engines of `holdfast.fleet` that make sandboxes for sessions.
-EngineName = Literal["bwrap", "docker", "podman", "local"]
+EngineName = Literal["bwrap", "docker", "kubernetes", "podman", "local"]
 #: Seconds, or text such as "90s", "30m", "8h", "7d".
 Seconds = Annotated[float, msgspec.Meta(extra={"unit": "seconds"})]
 #: Bytes, or text such as "512M", "4GiB" (`holdfast.sizes`); "unlimited" is no limit.
@@ -147,6 +147,12 @@ class ApprovalRules(ServiceStruct, frozen=True):
     owner: bool = False
 
 
+class Takeover(ServiceStruct, frozen=True):
+    """Whether an operator may type in the sessions of other agents."""
+
+    operators: bool = True
+
+
 class Idle(ServiceStruct, frozen=True):
     """A warning after `timeout` without activity, and the close `grace` later."""
 
@@ -179,6 +185,7 @@ class Profile(ServiceStruct, frozen=True):
     resources: ResourceLimits = ResourceLimits()
     sandbox: SandboxRules = SandboxRules()
     approvals: ApprovalRules = ApprovalRules()
+    takeover: Takeover = Takeover()
     idle: Idle = Idle()
     lifetime: Lifetime = Lifetime()
     #: `FILE:LINE` of each key of the file: `network.mode`, `commands.rules.0`.

@@ -20,7 +20,7 @@ from holdfast.errors import HoldfastError
 from holdfast.exec_api import ExecApi
 from holdfast.fleet.engine import ENGINES
 from holdfast.fleet.fleet import Fleet, FleetSandbox
-from holdfast.fleet.record import ID_PREFIX, is_id, new_id, new_record
+from holdfast.fleet.record import ID_PREFIX, Refs, is_id, new_id, new_record
 from holdfast.fleet.template import Template
 from holdfast.service.policy.made_sandbox import MadeSandbox
 from holdfast.service.problems import Denied, NotNow, Problem, TooLate
@@ -201,6 +201,11 @@ class SessionSandboxes:
         if engine not in self._fleets:
             self._fleets[engine] = self._make_fleet(engine)
         return self._fleets[engine]
+
+    async def listed(self, engine: str) -> Refs | None:
+        """Return the sandboxes of an engine, of any maker; None if this machine does not have the engine."""
+        fleet = self._fleet(engine)
+        return await fleet.list() if fleet.engine.is_installed() else None
 
     # --- removing ------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ class SessionHandle:
         self.last_row = 0
         #: Commands that are about to be typed or run, which discard the text on the line.
         self.runs = 0
+        #: Callers other than the owner that type in the session.
+        self.taken_by: set[str] = set()
         #: The audit rows of the last commands of a shell.
         self.recent: deque[int] = deque(maxlen=UNREAD_COMMANDS)
 

@@ -53,12 +53,15 @@ from holdfast.service.sessions.ports import (
     SessionStore,
     SessionWatcher,
     as_is,
+    body_of,
+    first_row,
     ignore_metric,
     no_profile,
     no_usage,
     nothing_to_prepare,
 )
 from holdfast.service.sessions.rulebook import Rulebook
+from holdfast.service.sessions.takeover import Takeovers
 from holdfast.service.sessions.timers import SessionTimers, TimerHeap, background
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.store.types import Page, SessionFilter
@@ -126,6 +129,7 @@ class SessionManager:
         timers = SessionTimers(self._heap, store, rules, clock, self._close_for, spawn)
         self.leases = Leases(context, timers, self._adopt, watchers, self._approvals.keep)
         self._input = InputHandler(context, rules, self.leases, self._approvals)
+        self._takeovers = Takeovers(context, rules)
         self._events = EventStreams(store, self._notices, clock)
         self._creator = SessionCreator(
             context,
@@ -271,6 +275,7 @@ class SessionManager:
     ) -> InputResult:
         record = await self._open(caller, session_id)
         call = InputCall(caller, record, self._handles.get(record), data, controls)
+        await self._takeovers.begin(caller, record, call.handle)
         taken = await self._input.send(call, request_id)
         sizes = [control for control in controls if control.type == "RESIZE"]
         if sizes:
@@ -303,7 +308,9 @@ class SessionManager:
     async def run_command(self, caller: Caller, request: RunRequest) -> RunResult:
         if request.session_id:
             record = await self._open(caller, request.session_id)
-            return await self._input.run(InputCall(caller, record, self._handles.get(record)), request)
+            call = InputCall(caller, record, self._handles.get(record))
+            await self._takeovers.begin(caller, record, call.handle)
+            return await self._input.run(call, request)
         # A shell by default: the caller gets stdout and stderr apart.
         created = await self.create(caller, request.create or CreateRequest(kind="shell"))
         record = created.view.record
@@ -314,6 +321,16 @@ class SessionManager:
             self._tasks.add(ending)
             ending.add_done_callback(self._tasks.discard)
             await asyncio.shield(ending)
+
+    async def take_over(self, caller: Caller, session_id: str, *, release: bool = False) -> None:
+        """Record that a caller other than the owner begins or ends to type; `Denied` if the rules forbid it."""
+        record = await self._open(caller, session_id)
+        change = self._takeovers.end if release else self._takeovers.begin
+        await change(caller, record, self._handles.get(record))
+
+    @property
+    def notices(self) -> NoticeHub:
+        return self._notices
 
     async def _open(self, caller: Caller, session_id: str) -> SessionRecord:
         record = await self._known(caller, session_id)
@@ -358,7 +375,13 @@ class SessionManager:
     async def approvals(self, caller: Caller, session_id: str = "", *, ended: bool = False) -> list[Approval]:
         if session_id:
             await self.visible(caller, session_id)
-        return await self._approvals.visible(caller, session_id, ended=ended)
+        found = await self._approvals.visible(caller, session_id, ended=ended)
+        return list(await asyncio.gather(*(self._with_rule(each) for each in found)))
+
+    async def _with_rule(self, approval: Approval) -> Approval:
+        which = {"session_id": approval.session_id, "command_id": approval.command_id}
+        row = await first_row(self.store, kinds=("decision",), newest_first=True, **which)
+        return approval if row is None else msgspec.structs.replace(approval, rule=body_of(row).get("rule", ""))
 
     async def answer_approval(
         self, caller: Caller, approval_id: str, approve: bool, comment: str = ""

@@ -17,6 +17,7 @@ from holdfast.service.policy.engine import (
     decide_environment,
     decide_shell,
     decide_signal,
+    decide_takeover,
     refusal,
     resolve,
 )
@@ -107,6 +108,9 @@ class Rulebook:
 
     def signal(self, record: SessionRecord, control: ControlType) -> Decision:
         return decide_signal(self.profile(record.policy), control)
+
+    def takeover(self, record: SessionRecord) -> Decision:
+        return decide_takeover(self.profile(record.policy))
 
     def deadline(self, record: SessionRecord, now: float, *, busy: bool, lifetime_warned: bool) -> Deadline | None:
         """Return the next deadline of an open session."""

@@ -40,6 +40,7 @@ class ApprovalRows:
     async def add_approval(self, approval: Approval, *, caller_seconds: float = 0.0) -> Approval:
         """Record a new approval; its caller, if any, counts as connected for `caller_seconds`."""
         values = msgspec.structs.asdict(approval)
+        del values["rule"]  # the audit log has it
         if approval.caller:
             values["caller_expires"] = self.database.now() + caller_seconds
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ColumnElement, exists, func, insert, literal, select, tuple_
+from sqlalchemy import ColumnElement, exists, func, insert, literal, or_, select, tuple_
 from sqlalchemy.engine import RowMapping
 
 from holdfast.service.problems import Exhausted, Exists, NotFound
@@ -81,9 +81,11 @@ class SessionRows:
     async def sessions(
         self, which: SessionFilter = _ALL, page: Page = FIRST_PAGE
     ) -> tuple[list[SessionRecord], str]:
-        """Return a page of sessions, oldest first, and the next page's token if there is one."""
+        """Return a page of sessions, by default oldest first, and the next page's token if there is one."""
         order = [SESSIONS.c.created_at, SESSIONS.c.session_id]
-        statement = select(SESSIONS).order_by(*order).limit(page_size(page) + 1)
+        backwards = which.newest_first
+        ordered = [column.desc() for column in order] if backwards else order
+        statement = select(SESSIONS).order_by(*ordered).limit(page_size(page) + 1)
         if which.agent_id:
             statement = statement.where(SESSIONS.c.agent_id == which.agent_id)
         if which.states:
@@ -92,13 +94,29 @@ class SessionRows:
             label = SESSION_LABELS.c
             has_it = (label.session_id == SESSIONS.c.session_id) & (label.name == name) & (label.value == value)
             statement = statement.where(exists().where(has_it))
+        if which.sandbox:
+            statement = statement.where(SESSIONS.c.sandbox == which.sandbox)
+        if which.search:
+            statement = statement.where(_contains(which.search))
         if page.token:
-            statement = statement.where(after(list(order), decode_token(page.token, float, str)))
+            position = decode_token(page.token, float, str)
+            statement = statement.where(after(list(order), position, backwards=backwards))
         found = await self._records(statement)
         if len(found) <= page_size(page):
             return found, ""
         last = found[page_size(page) - 1]
         return found[: page_size(page)], encode_token(last.created_at, last.session_id)
+
+    async def count_sessions(self, agent_id: str = "") -> dict[str, int]:
+        """Return the number of sessions in each stored state, of one agent or of all."""
+        statement = select(SESSIONS.c.state, func.count()).group_by(SESSIONS.c.state)
+        if agent_id:
+            statement = statement.where(SESSIONS.c.agent_id == agent_id)
+
+        async def work(connection: StoreConnection) -> dict[str, int]:
+            return {row[0]: row[1] for row in await connection.execute(statement)}
+
+        return await self.database.read(work)
 
     async def open_sessions(self) -> list[SessionRecord]:
         """Return all sessions that are not over, oldest first. Their number is bounded by the service's limit."""
@@ -109,6 +127,15 @@ class SessionRows:
             return [record_of(row) for row in (await connection.execute(statement)).mappings()]
 
         return await self.database.read(work)
+
+
+def _contains(text: str) -> ColumnElement[bool]:
+    """Condition for sessions with a text in their id, agent, sandbox or a label (`NAME=VALUE`)."""
+    label = SESSION_LABELS.c
+    named = func.lower(label.name + "=" + label.value).contains(text.lower(), autoescape=True)
+    columns = (SESSIONS.c.session_id, SESSIONS.c.agent_id, SESSIONS.c.sandbox)
+    found = [func.lower(column).contains(text.lower(), autoescape=True) for column in columns]
+    return or_(*found, exists().where((label.session_id == SESSIONS.c.session_id) & named))
 
 
 async def _one(connection: StoreConnection, condition: ColumnElement[bool]) -> SessionRecord | None:

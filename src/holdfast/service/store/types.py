@@ -49,6 +49,10 @@ class SessionFilter(ServiceStruct, frozen=True):
     agent_id: str = ""
     states: tuple[State, ...] = ()
     labels: dict[str, str] = msgspec.field(default_factory=dict)
+    #: A text in the id, the agent, the sandbox or a label.
+    search: str = ""
+    sandbox: str = ""
+    newest_first: bool = False
 
 
 class SessionLease(ServiceStruct, frozen=True):

@@ -206,7 +206,7 @@ class SessionMetadata(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., sandbox: _Optional[str] = ..., sandbox_mode: _Optional[str] = ..., initial_cwd: _Optional[str] = ..., cwd: _Optional[str] = ..., environment: _Optional[_Mapping[str, str]] = ..., policy: _Optional[_Union[SessionPolicy, _Mapping]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_activity_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., closed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., cols: _Optional[int] = ..., rows: _Optional[int] = ..., enforced: _Optional[_Iterable[str]] = ..., unenforced: _Optional[_Iterable[str]] = ..., commands_run: _Optional[int] = ..., shell: _Optional[str] = ..., close_reason: _Optional[str] = ..., summary: _Optional[str] = ..., usage: _Optional[_Union[ResourceUsage, _Mapping]] = ...) -> None: ...
 
 class ResourceUsage(_message.Message):
-    __slots__ = ("process_count", "cpu_percent", "cpu_seconds", "memory_bytes", "read_bytes", "written_bytes", "session_idle", "long_running_flag", "sampled_at")
+    __slots__ = ("process_count", "cpu_percent", "cpu_seconds", "memory_bytes", "read_bytes", "written_bytes", "session_idle", "long_running_flag", "sampled_at", "output_bytes")
     PROCESS_COUNT_FIELD_NUMBER: _ClassVar[int]
     CPU_PERCENT_FIELD_NUMBER: _ClassVar[int]
     CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +216,7 @@ class ResourceUsage(_message.Message):
     SESSION_IDLE_FIELD_NUMBER: _ClassVar[int]
     LONG_RUNNING_FLAG_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_AT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
     process_count: int
     cpu_percent: float
     cpu_seconds: float
@@ -225,7 +226,8 @@ class ResourceUsage(_message.Message):
     session_idle: bool
     long_running_flag: bool
     sampled_at: _timestamp_pb2.Timestamp
-    def __init__(self, process_count: _Optional[int] = ..., cpu_percent: _Optional[float] = ..., cpu_seconds: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., session_idle: _Optional[bool] = ..., long_running_flag: _Optional[bool] = ..., sampled_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    output_bytes: int
+    def __init__(self, process_count: _Optional[int] = ..., cpu_percent: _Optional[float] = ..., cpu_seconds: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., session_idle: _Optional[bool] = ..., long_running_flag: _Optional[bool] = ..., sampled_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., output_bytes: _Optional[int] = ...) -> None: ...
 
 class ControlAction(_message.Message):
     __slots__ = ("type", "cols", "rows")
@@ -428,6 +430,9 @@ class SessionEvent(_message.Message):
         APPROVAL_ANSWERED: _ClassVar[SessionEvent.Type]
         LIFETIME_WARNING: _ClassVar[SessionEvent.Type]
         SESSION_ERROR: _ClassVar[SessionEvent.Type]
+        COMMAND_ENDED: _ClassVar[SessionEvent.Type]
+        TAKEN_OVER: _ClassVar[SessionEvent.Type]
+        RELEASED: _ClassVar[SessionEvent.Type]
     IDLE_WARNING: SessionEvent.Type
     IDLE_TIMEOUT: SessionEvent.Type
     RESOURCE_THRESHOLD: SessionEvent.Type
@@ -438,6 +443,9 @@ class SessionEvent(_message.Message):
     APPROVAL_ANSWERED: SessionEvent.Type
     LIFETIME_WARNING: SessionEvent.Type
     SESSION_ERROR: SessionEvent.Type
+    COMMAND_ENDED: SessionEvent.Type
+    TAKEN_OVER: SessionEvent.Type
+    RELEASED: SessionEvent.Type
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -555,7 +563,7 @@ class ListApprovalsRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., ended: _Optional[bool] = ...) -> None: ...
 
 class Approval(_message.Message):
-    __slots__ = ("approval_id", "session_id", "agent_id", "command", "reason", "asked_at", "expires_at", "outcome", "answered_by", "comment")
+    __slots__ = ("approval_id", "session_id", "agent_id", "command", "reason", "asked_at", "expires_at", "outcome", "answered_by", "comment", "rule", "command_id")
     APPROVAL_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -566,6 +574,8 @@ class Approval(_message.Message):
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_BY_FIELD_NUMBER: _ClassVar[int]
     COMMENT_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     approval_id: str
     session_id: str
     agent_id: str
@@ -576,7 +586,9 @@ class Approval(_message.Message):
     outcome: str
     answered_by: str
     comment: str
-    def __init__(self, approval_id: _Optional[str] = ..., session_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., command: _Optional[str] = ..., reason: _Optional[str] = ..., asked_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., outcome: _Optional[str] = ..., answered_by: _Optional[str] = ..., comment: _Optional[str] = ...) -> None: ...
+    rule: str
+    command_id: str
+    def __init__(self, approval_id: _Optional[str] = ..., session_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., command: _Optional[str] = ..., reason: _Optional[str] = ..., asked_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., outcome: _Optional[str] = ..., answered_by: _Optional[str] = ..., comment: _Optional[str] = ..., rule: _Optional[str] = ..., command_id: _Optional[str] = ...) -> None: ...
 
 class ListApprovalsResponse(_message.Message):
     __slots__ = ("approvals",)
@@ -625,3 +637,379 @@ class CreatePreviewResponse(_message.Message):
     path_url: str
     expires_at: _timestamp_pb2.Timestamp
     def __init__(self, preview_id: _Optional[str] = ..., session_id: _Optional[str] = ..., port: _Optional[int] = ..., url: _Optional[str] = ..., path_url: _Optional[str] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class GetCallerRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetCallerResponse(_message.Message):
+    __slots__ = ("agent_id", "role", "version")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    role: str
+    version: str
+    def __init__(self, agent_id: _Optional[str] = ..., role: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class ListSummariesRequest(_message.Message):
+    __slots__ = ("agent_id", "states", "labels", "search", "sandbox", "oldest_first", "page_size", "page_token")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    SEARCH_FIELD_NUMBER: _ClassVar[int]
+    SANDBOX_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIRST_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    states: _containers.RepeatedScalarFieldContainer[SessionState]
+    labels: _containers.ScalarMap[str, str]
+    search: str
+    sandbox: str
+    oldest_first: bool
+    page_size: int
+    page_token: str
+    def __init__(self, agent_id: _Optional[str] = ..., states: _Optional[_Iterable[_Union[SessionState, str]]] = ..., labels: _Optional[_Mapping[str, str]] = ..., search: _Optional[str] = ..., sandbox: _Optional[str] = ..., oldest_first: _Optional[bool] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class SessionSummary(_message.Message):
+    __slots__ = ("session_id", "agent_id", "kind", "sandbox", "state", "created_at", "last_activity_at", "closed_at", "labels", "commands_run", "close_reason", "usage", "command", "command_at", "exit_code", "approvals", "cpu_history")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SANDBOX_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    LAST_ACTIVITY_AT_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_AT_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    COMMANDS_RUN_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_REASON_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_AT_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    APPROVALS_FIELD_NUMBER: _ClassVar[int]
+    CPU_HISTORY_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    agent_id: str
+    kind: SessionKind
+    sandbox: str
+    state: SessionState
+    created_at: _timestamp_pb2.Timestamp
+    last_activity_at: _timestamp_pb2.Timestamp
+    closed_at: _timestamp_pb2.Timestamp
+    labels: _containers.ScalarMap[str, str]
+    commands_run: int
+    close_reason: str
+    usage: ResourceUsage
+    command: str
+    command_at: _timestamp_pb2.Timestamp
+    exit_code: int
+    approvals: int
+    cpu_history: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, session_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., kind: _Optional[_Union[SessionKind, str]] = ..., sandbox: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_activity_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., closed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., commands_run: _Optional[int] = ..., close_reason: _Optional[str] = ..., usage: _Optional[_Union[ResourceUsage, _Mapping]] = ..., command: _Optional[str] = ..., command_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., exit_code: _Optional[int] = ..., approvals: _Optional[int] = ..., cpu_history: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class ListSummariesResponse(_message.Message):
+    __slots__ = ("sessions", "next_page_token", "counts")
+    class CountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionSummary]
+    next_page_token: str
+    counts: _containers.ScalarMap[str, int]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionSummary, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class WatchSessionsRequest(_message.Message):
+    __slots__ = ("session_ids", "only")
+    SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
+    ONLY_FIELD_NUMBER: _ClassVar[int]
+    session_ids: _containers.RepeatedScalarFieldContainer[str]
+    only: bool
+    def __init__(self, session_ids: _Optional[_Iterable[str]] = ..., only: _Optional[bool] = ...) -> None: ...
+
+class SessionChange(_message.Message):
+    __slots__ = ("session", "reload")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    RELOAD_FIELD_NUMBER: _ClassVar[int]
+    session: SessionSummary
+    reload: bool
+    def __init__(self, session: _Optional[_Union[SessionSummary, _Mapping]] = ..., reload: _Optional[bool] = ...) -> None: ...
+
+class StreamTerminalRequest(_message.Message):
+    __slots__ = ("session_id", "since")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    since: OutputToken
+    def __init__(self, session_id: _Optional[str] = ..., since: _Optional[_Union[OutputToken, _Mapping]] = ...) -> None: ...
+
+class TerminalFrame(_message.Message):
+    __slots__ = ("token", "payload", "redraw", "cols", "rows", "skipped_bytes", "state", "timestamp", "ended")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    REDRAW_FIELD_NUMBER: _ClassVar[int]
+    COLS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    token: OutputToken
+    payload: bytes
+    redraw: bool
+    cols: int
+    rows: int
+    skipped_bytes: int
+    state: SessionState
+    timestamp: _timestamp_pb2.Timestamp
+    ended: bool
+    def __init__(self, token: _Optional[_Union[OutputToken, _Mapping]] = ..., payload: _Optional[bytes] = ..., redraw: _Optional[bool] = ..., cols: _Optional[int] = ..., rows: _Optional[int] = ..., skipped_bytes: _Optional[int] = ..., state: _Optional[_Union[SessionState, str]] = ..., timestamp: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[bool] = ...) -> None: ...
+
+class GetScreensRequest(_message.Message):
+    __slots__ = ("session_ids",)
+    SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
+    session_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TerminalScreen(_message.Message):
+    __slots__ = ("session_id", "cols", "rows", "drawing", "text", "problem")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    COLS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    DRAWING_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    cols: int
+    rows: int
+    drawing: bytes
+    text: str
+    problem: str
+    def __init__(self, session_id: _Optional[str] = ..., cols: _Optional[int] = ..., rows: _Optional[int] = ..., drawing: _Optional[bytes] = ..., text: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class GetScreensResponse(_message.Message):
+    __slots__ = ("screens",)
+    SCREENS_FIELD_NUMBER: _ClassVar[int]
+    screens: _containers.RepeatedCompositeFieldContainer[TerminalScreen]
+    def __init__(self, screens: _Optional[_Iterable[_Union[TerminalScreen, _Mapping]]] = ...) -> None: ...
+
+class ListCommandsRequest(_message.Message):
+    __slots__ = ("session_id", "page_token")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    page_token: str
+    def __init__(self, session_id: _Optional[str] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class SessionCommand(_message.Message):
+    __slots__ = ("command_id", "number", "text", "by", "started_at", "ended_at", "exit_code", "duration_seconds", "output_bytes", "excerpt", "start")
+    COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    DURATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXCERPT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    command_id: str
+    number: int
+    text: str
+    by: str
+    started_at: _timestamp_pb2.Timestamp
+    ended_at: _timestamp_pb2.Timestamp
+    exit_code: int
+    duration_seconds: float
+    output_bytes: int
+    excerpt: str
+    start: OutputToken
+    def __init__(self, command_id: _Optional[str] = ..., number: _Optional[int] = ..., text: _Optional[str] = ..., by: _Optional[str] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., exit_code: _Optional[int] = ..., duration_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., excerpt: _Optional[str] = ..., start: _Optional[_Union[OutputToken, _Mapping]] = ...) -> None: ...
+
+class ListCommandsResponse(_message.Message):
+    __slots__ = ("commands", "next_page_token")
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    commands: _containers.RepeatedCompositeFieldContainer[SessionCommand]
+    next_page_token: str
+    def __init__(self, commands: _Optional[_Iterable[_Union[SessionCommand, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class ReadRecordingRequest(_message.Message):
+    __slots__ = ("session_id", "since", "max_bytes")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    since: OutputToken
+    max_bytes: int
+    def __init__(self, session_id: _Optional[str] = ..., since: _Optional[_Union[OutputToken, _Mapping]] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class RecordedEvent(_message.Message):
+    __slots__ = ("time", "code", "data", "token")
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    time: float
+    code: str
+    data: bytes
+    token: OutputToken
+    def __init__(self, time: _Optional[float] = ..., code: _Optional[str] = ..., data: _Optional[bytes] = ..., token: _Optional[_Union[OutputToken, _Mapping]] = ...) -> None: ...
+
+class ReadRecordingResponse(_message.Message):
+    __slots__ = ("events", "token", "more", "started_at", "cols", "rows")
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    COLS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[RecordedEvent]
+    token: OutputToken
+    more: bool
+    started_at: _timestamp_pb2.Timestamp
+    cols: int
+    rows: int
+    def __init__(self, events: _Optional[_Iterable[_Union[RecordedEvent, _Mapping]]] = ..., token: _Optional[_Union[OutputToken, _Mapping]] = ..., more: _Optional[bool] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cols: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+
+class ListUsageRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class UsageSample(_message.Message):
+    __slots__ = ("sampled_at", "cpu_percent", "memory_bytes", "process_count", "output_bytes", "sessions")
+    SAMPLED_AT_FIELD_NUMBER: _ClassVar[int]
+    CPU_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sampled_at: _timestamp_pb2.Timestamp
+    cpu_percent: float
+    memory_bytes: int
+    process_count: int
+    output_bytes: int
+    sessions: int
+    def __init__(self, sampled_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cpu_percent: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., process_count: _Optional[int] = ..., output_bytes: _Optional[int] = ..., sessions: _Optional[int] = ...) -> None: ...
+
+class ListUsageResponse(_message.Message):
+    __slots__ = ("samples",)
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    samples: _containers.RepeatedCompositeFieldContainer[UsageSample]
+    def __init__(self, samples: _Optional[_Iterable[_Union[UsageSample, _Mapping]]] = ...) -> None: ...
+
+class ListSandboxesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EngineState(_message.Message):
+    __slots__ = ("name", "installed", "sandboxes", "problem")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INSTALLED_FIELD_NUMBER: _ClassVar[int]
+    SANDBOXES_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    installed: bool
+    sandboxes: int
+    problem: str
+    def __init__(self, name: _Optional[str] = ..., installed: _Optional[bool] = ..., sandboxes: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class SandboxState(_message.Message):
+    __slots__ = ("address", "engine", "state", "labels", "created_at", "expires_at", "sessions", "connected", "session_id", "pool")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    engine: str
+    state: str
+    labels: _containers.ScalarMap[str, str]
+    created_at: _timestamp_pb2.Timestamp
+    expires_at: _timestamp_pb2.Timestamp
+    sessions: int
+    connected: bool
+    session_id: str
+    pool: str
+    def __init__(self, address: _Optional[str] = ..., engine: _Optional[str] = ..., state: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., sessions: _Optional[int] = ..., connected: _Optional[bool] = ..., session_id: _Optional[str] = ..., pool: _Optional[str] = ...) -> None: ...
+
+class ListSandboxesResponse(_message.Message):
+    __slots__ = ("engines", "sandboxes")
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    SANDBOXES_FIELD_NUMBER: _ClassVar[int]
+    engines: _containers.RepeatedCompositeFieldContainer[EngineState]
+    sandboxes: _containers.RepeatedCompositeFieldContainer[SandboxState]
+    def __init__(self, engines: _Optional[_Iterable[_Union[EngineState, _Mapping]]] = ..., sandboxes: _Optional[_Iterable[_Union[SandboxState, _Mapping]]] = ...) -> None: ...
+
+class VerifyAuditRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class VerifyAuditResponse(_message.Message):
+    __slots__ = ("holds", "rows", "sessions", "breaks", "verified_at", "head_seq", "head_hash")
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    BREAKS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_AT_FIELD_NUMBER: _ClassVar[int]
+    HEAD_SEQ_FIELD_NUMBER: _ClassVar[int]
+    HEAD_HASH_FIELD_NUMBER: _ClassVar[int]
+    holds: bool
+    rows: int
+    sessions: int
+    breaks: _containers.RepeatedScalarFieldContainer[str]
+    verified_at: _timestamp_pb2.Timestamp
+    head_seq: int
+    head_hash: str
+    def __init__(self, holds: _Optional[bool] = ..., rows: _Optional[int] = ..., sessions: _Optional[int] = ..., breaks: _Optional[_Iterable[str]] = ..., verified_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., head_seq: _Optional[int] = ..., head_hash: _Optional[str] = ...) -> None: ...
+
+class TakeOverRequest(_message.Message):
+    __slots__ = ("session_id", "release")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    release: bool
+    def __init__(self, session_id: _Optional[str] = ..., release: _Optional[bool] = ...) -> None: ...
+
+class TakeOverResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -99,6 +99,61 @@ class SessionServiceStub:
                 request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewRequest.SerializeToString,
                 response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewResponse.FromString,
                 _registered_method=True)
+        self.GetCaller = channel.unary_unary(
+                '/holdfast.session.v1.SessionService/GetCaller',
+                request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.GetCallerRequest.SerializeToString,
+                response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.GetCallerResponse.FromString,
+                _registered_method=True)
+        self.ListSummaries = channel.unary_unary(
+                '/holdfast.session.v1.SessionService/ListSummaries',
+                request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListSummariesRequest.SerializeToString,
+                response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListSummariesResponse.FromString,
+                _registered_method=True)
+        self.WatchSessions = channel.unary_stream(
+                '/holdfast.session.v1.SessionService/WatchSessions',
+                request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.WatchSessionsRequest.SerializeToString,
+                response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.SessionChange.FromString,
+                _registered_method=True)
+        self.StreamTerminal = channel.unary_stream(
+                '/holdfast.session.v1.SessionService/StreamTerminal',
+                request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.StreamTerminalRequest.SerializeToString,
+                response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.TerminalFrame.FromString,
+                _registered_method=True)
+        self.GetScreens = channel.unary_unary(
+                '/holdfast.session.v1.SessionService/GetScreens',
+                request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.GetScreensRequest.SerializeToString,
+                response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.GetScreensResponse.FromString,
+                _registered_method=True)
+        self.ListCommands = channel.unary_unary(
+                '/holdfast.session.v1.SessionService/ListCommands',
+                request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListCommandsRequest.SerializeToString,
+                response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListCommandsResponse.FromString,
+                _registered_method=True)
+        self.ReadRecording = channel.unary_unary(
+                '/holdfast.session.v1.SessionService/ReadRecording',
+                request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.ReadRecordingRequest.SerializeToString,
+                response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.ReadRecordingResponse.FromString,
+                _registered_method=True)
+        self.ListUsage = channel.unary_unary(
+                '/holdfast.session.v1.SessionService/ListUsage',
+                request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListUsageRequest.SerializeToString,
+                response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListUsageResponse.FromString,
+                _registered_method=True)
+        self.ListSandboxes = channel.unary_unary(
+                '/holdfast.session.v1.SessionService/ListSandboxes',
+                request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListSandboxesRequest.SerializeToString,
+                response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListSandboxesResponse.FromString,
+                _registered_method=True)
+        self.VerifyAudit = channel.unary_unary(
+                '/holdfast.session.v1.SessionService/VerifyAudit',
+                request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.VerifyAuditRequest.SerializeToString,
+                response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.VerifyAuditResponse.FromString,
+                _registered_method=True)
+        self.TakeOver = channel.unary_unary(
+                '/holdfast.session.v1.SessionService/TakeOver',
+                request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.TakeOverRequest.SerializeToString,
+                response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.TakeOverResponse.FromString,
+                _registered_method=True)
 
 
 class SessionServiceServicer:
@@ -194,6 +249,85 @@ class SessionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCaller(self, request, context):
+        """For dashboards. Over HTTP, the streams are also available as WebSockets at the same path: docs/service.md.
+
+        Returns the caller's own name and role.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSummaries(self, request, context):
+        """Returns sessions by pages without their environments and policies, newest first, with counts by state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchSessions(self, request, context):
+        """Streams the sessions that change, each with its summary; changes within a moment are combined.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamTerminal(self, request, context):
+        """Streams a terminal: first its screen as it is, then its output. A reader that falls behind gets the screen again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetScreens(self, request, context):
+        """Returns the screens of terminals at this moment.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCommands(self, request, context):
+        """Returns the commands of a session, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadRecording(self, request, context):
+        """Returns a part of a session's recording: output and sizes with their times.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListUsage(self, request, context):
+        """Returns recent usage samples of a session, or the sums of all.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSandboxes(self, request, context):
+        """Returns the engines of the rules and the sandboxes that the service knows. Operators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyAudit(self, request, context):
+        """Verifies the audit log: all of it for operators, or one session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeOver(self, request, context):
+        """Records that a caller other than the owner begins or ends to type in a session, if the rules allow it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SessionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -261,6 +395,61 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.CreatePreview,
                     request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewRequest.FromString,
                     response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewResponse.SerializeToString,
+            ),
+            'GetCaller': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCaller,
+                    request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.GetCallerRequest.FromString,
+                    response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.GetCallerResponse.SerializeToString,
+            ),
+            'ListSummaries': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSummaries,
+                    request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListSummariesRequest.FromString,
+                    response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListSummariesResponse.SerializeToString,
+            ),
+            'WatchSessions': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchSessions,
+                    request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.WatchSessionsRequest.FromString,
+                    response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.SessionChange.SerializeToString,
+            ),
+            'StreamTerminal': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamTerminal,
+                    request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.StreamTerminalRequest.FromString,
+                    response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.TerminalFrame.SerializeToString,
+            ),
+            'GetScreens': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetScreens,
+                    request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.GetScreensRequest.FromString,
+                    response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.GetScreensResponse.SerializeToString,
+            ),
+            'ListCommands': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCommands,
+                    request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListCommandsRequest.FromString,
+                    response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListCommandsResponse.SerializeToString,
+            ),
+            'ReadRecording': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadRecording,
+                    request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.ReadRecordingRequest.FromString,
+                    response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.ReadRecordingResponse.SerializeToString,
+            ),
+            'ListUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListUsage,
+                    request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListUsageRequest.FromString,
+                    response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListUsageResponse.SerializeToString,
+            ),
+            'ListSandboxes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSandboxes,
+                    request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListSandboxesRequest.FromString,
+                    response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListSandboxesResponse.SerializeToString,
+            ),
+            'VerifyAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyAudit,
+                    request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.VerifyAuditRequest.FromString,
+                    response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.VerifyAuditResponse.SerializeToString,
+            ),
+            'TakeOver': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeOver,
+                    request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.TakeOverRequest.FromString,
+                    response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.TakeOverResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -614,6 +803,303 @@ class SessionService:
             '/holdfast.session.v1.SessionService/CreatePreview',
             holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewRequest.SerializeToString,
             holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCaller(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.session.v1.SessionService/GetCaller',
+            holdfast_dot_session_dot_v1_dot_session__pb2.GetCallerRequest.SerializeToString,
+            holdfast_dot_session_dot_v1_dot_session__pb2.GetCallerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSummaries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.session.v1.SessionService/ListSummaries',
+            holdfast_dot_session_dot_v1_dot_session__pb2.ListSummariesRequest.SerializeToString,
+            holdfast_dot_session_dot_v1_dot_session__pb2.ListSummariesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/holdfast.session.v1.SessionService/WatchSessions',
+            holdfast_dot_session_dot_v1_dot_session__pb2.WatchSessionsRequest.SerializeToString,
+            holdfast_dot_session_dot_v1_dot_session__pb2.SessionChange.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamTerminal(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/holdfast.session.v1.SessionService/StreamTerminal',
+            holdfast_dot_session_dot_v1_dot_session__pb2.StreamTerminalRequest.SerializeToString,
+            holdfast_dot_session_dot_v1_dot_session__pb2.TerminalFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetScreens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.session.v1.SessionService/GetScreens',
+            holdfast_dot_session_dot_v1_dot_session__pb2.GetScreensRequest.SerializeToString,
+            holdfast_dot_session_dot_v1_dot_session__pb2.GetScreensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCommands(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.session.v1.SessionService/ListCommands',
+            holdfast_dot_session_dot_v1_dot_session__pb2.ListCommandsRequest.SerializeToString,
+            holdfast_dot_session_dot_v1_dot_session__pb2.ListCommandsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadRecording(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.session.v1.SessionService/ReadRecording',
+            holdfast_dot_session_dot_v1_dot_session__pb2.ReadRecordingRequest.SerializeToString,
+            holdfast_dot_session_dot_v1_dot_session__pb2.ReadRecordingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.session.v1.SessionService/ListUsage',
+            holdfast_dot_session_dot_v1_dot_session__pb2.ListUsageRequest.SerializeToString,
+            holdfast_dot_session_dot_v1_dot_session__pb2.ListUsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSandboxes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.session.v1.SessionService/ListSandboxes',
+            holdfast_dot_session_dot_v1_dot_session__pb2.ListSandboxesRequest.SerializeToString,
+            holdfast_dot_session_dot_v1_dot_session__pb2.ListSandboxesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.session.v1.SessionService/VerifyAudit',
+            holdfast_dot_session_dot_v1_dot_session__pb2.VerifyAuditRequest.SerializeToString,
+            holdfast_dot_session_dot_v1_dot_session__pb2.VerifyAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeOver(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.session.v1.SessionService/TakeOver',
+            holdfast_dot_session_dot_v1_dot_session__pb2.TakeOverRequest.SerializeToString,
+            holdfast_dot_session_dot_v1_dot_session__pb2.TakeOverResponse.FromString,
             options,
             channel_credentials,
             insecure,

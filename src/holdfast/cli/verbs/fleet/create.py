@@ -71,7 +71,7 @@ EngineOptionOption = Annotated[
 
 
 def create(
-    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="bwrap, docker, podman or local.")],
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="bwrap, docker, podman, kubernetes or local.")],
     image: ImageOption = None,
     root: RootOption = None,
     cpus: CpusOption = None,

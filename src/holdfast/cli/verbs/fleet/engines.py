@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from holdfast.errors import HoldfastError, InvalidParams, SandboxGone
-from holdfast.fleet.engine import ENGINES
+from holdfast.fleet.engine import usable_engines
 from holdfast.fleet.fleet import Fleet
 from holdfast.fleet.record import ID_PREFIX, SandboxRef
 
@@ -74,7 +74,7 @@ class Engines:
 async def open_engines(names: Sequence[str]) -> AsyncIterator[Engines]:
     """The named engines; without names, all that are installed on this machine."""
     async with AsyncExitStack() as stack:
-        fleets = {name: Fleet(name) for name in names or ENGINES}
+        fleets = {name: Fleet(name) for name in names or usable_engines()}
         for fleet in fleets.values():
             await stack.enter_async_context(fleet)
         present = {name: fleet for name, fleet in fleets.items() if names or fleet.engine.is_installed()}

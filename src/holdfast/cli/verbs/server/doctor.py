@@ -6,6 +6,7 @@ is a diagnosis too.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import platform
@@ -21,7 +22,7 @@ import msgspec
 from holdfast.cli.support.sandbox_option import JsonOption
 from holdfast.cli.support.text import amount, show_table
 from holdfast.config import ExecServerConfig
-from holdfast.errors import ResourceExhausted
+from holdfast.errors import HoldfastError, ResourceExhausted
 from holdfast.runtime.output.spool import choose_place, room_in
 from holdfast.sandboxes.registry import KINDS
 from holdfast.types import Struct
@@ -59,7 +60,7 @@ def command(as_json: JsonOption = False) -> int:
 def examine() -> list[Diagnosis]:
     """Return the results of all probes, in the order of the table."""
     findings = [probe() for probe in PROBES] + enforcement()
-    return findings + [tool(*row) for row in TOOLS] + [engine(*row) for row in ENGINES]
+    return findings + [tool(*row) for row in TOOLS] + [engine(*row) for row in ENGINES] + [cluster()]
 
 
 # --- the interpreter and the kernel ----------------------------------------------------------------------------
@@ -244,6 +245,38 @@ def engine(program: str, arguments: tuple[str, ...], means: str, version: str = 
     return Diagnosis(program, "limited", f"{path}, engine does not answer: {text}", f"no {means} until it answers")
 
 
+def cluster() -> Diagnosis:
+    """Return whether the API of a Kubernetes cluster is configured and answers."""
+    from holdfast.sandboxes.kubernetes.pod import has_client
+
+    means = f"Kubernetes sandboxes without kubectl ({KINDS['kubernetes'].form}), engine kubernetes"
+    if not has_client():
+        return Diagnosis("cluster", "missing", "the extra `kubernetes` is not installed", f"without it: no {means}")
+    from holdfast.sandboxes.kubernetes.kubeconfig import config_paths, is_configured
+
+    if not is_configured():
+        paths = ", ".join(map(str, config_paths()))
+        return Diagnosis("cluster", "missing", f"no {paths}, and this is not a pod", f"without it: no {means}")
+    try:
+        server, version = asyncio.run(_cluster_version())
+    except (HoldfastError, TimeoutError) as error:
+        text = f"does not answer: {error or f'no answer in {_PROGRAM_SECONDS:g} s'}"[:160]
+        return Diagnosis("cluster", "limited", text, f"no {means} until it answers")
+    return Diagnosis("cluster", "ok", f"{server}, {version}", means)
+
+
+async def _cluster_version() -> tuple[str, str]:
+    from holdfast.sandboxes.kubernetes.api import acquire, release
+
+    api = acquire()
+    try:
+        async with asyncio.timeout(_PROGRAM_SECONDS):
+            found = msgspec.json.decode(await api.request("GET", "/version", retry_seconds=0.0))
+    finally:
+        await release(api)
+    return api.config.server, str(found["gitVersion"])
+
+
 PROBES: Final[tuple[Callable[[], Diagnosis], ...]] = (
     python,
     kernel,
@@ -284,7 +317,7 @@ ENGINES: Final = (
     (
         "kubectl",
         ("version", "--output=json"),
-        f"Kubernetes sandboxes ({KINDS['kubernetes'].form})",
+        f"Kubernetes sandboxes through kubectl ({KINDS['kubernetes'].form}?via=kubectl)",
         "serverVersion.gitVersion",
     ),
 )

@@ -124,7 +124,8 @@ class Builds:
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
         self._builds: dict[str, Build] = {}
-        self._directory = tempfile.TemporaryDirectory(prefix="holdfast-e2b-")
+        #: Made by the first upload.
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._uploaded = 0
 
     async def aclose(self) -> None:
@@ -133,7 +134,8 @@ class Builds:
             task.cancel()
         if tasks:
             await asyncio.gather(*tasks, return_exceptions=True)
-        self._directory.cleanup()
+        if self._directory is not None:
+            self._directory.cleanup()
 
     def new(self, wanted: NewBuild) -> Build:
         name = (wanted.name or wanted.alias).removesuffix(":default")
@@ -167,6 +169,8 @@ class Builds:
     def _path(self, hash: str) -> Path:
         if not _HASH.fullmatch(hash):
             raise invalid(f"hash: {hash[:140]!r} is not a hash")
+        if self._directory is None:
+            self._directory = tempfile.TemporaryDirectory(prefix="holdfast-e2b-")
         return Path(self._directory.name, hash)
 
     async def upload(self, hash: str, body: AsyncIterator[bytes]) -> None:

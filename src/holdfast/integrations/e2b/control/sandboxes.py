@@ -12,7 +12,9 @@ import hashlib
 import logging
 import math
 import time
+from collections.abc import Sequence
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 _REFRESH_SECONDS: Final = 60.0
 #: How long calls wait for a broken connection to a sandbox: one that ended must be reported soon.
 _RECONNECT_SECONDS: Final = 10.0
+#: Connections that are opened at a time when the server starts.
+_OPEN_AT_ONCE: Final = 20
 
 
 class Sandboxes:
@@ -48,22 +52,31 @@ class Sandboxes:
         self._ends_changed = asyncio.Event()
         self._making = 0
         self._keys: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._reaper: asyncio.Task[None] | None = None
+        self._finding: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Find the sandboxes of earlier servers, and watch their timeouts and those of their processes."""
         await self._refresh()
         self._reaper = asyncio.create_task(self._reap())
-        for ref in await self.fleet.list(labels={records.KIND: records.SANDBOX}):
-            if ref.state == "running":
-                try:
-                    await (await self.open(ref.id)).watch_deadlines()
-                except (HoldfastError, Problem) as error:
-                    log.warning("%s: cannot connect: %s", ref.id, error)
+        running = [ref.id for ref in await self.list() if ref.state == "running"]
+        self._finding = asyncio.create_task(self._open_all(running))
+
+    async def _open_all(self, ids: Sequence[str]) -> None:
+        """Connect to sandboxes of an earlier server, whose processes may have deadlines."""
+        for start in range(0, len(ids), _OPEN_AT_ONCE):
+            group = ids[start : start + _OPEN_AT_ONCE]
+            results = await asyncio.gather(*(self.open(id) for id in group), return_exceptions=True)
+            for id, result in zip(group, results, strict=True):
+                if isinstance(result, HoldfastError | Problem):
+                    log.warning("%s: cannot connect: %s", id, result)
+                elif isinstance(result, BaseException):
+                    raise result
 
     async def aclose(self) -> None:
         """Close the connections; the sandboxes continue."""
-        tasks = [task for task in (self._reaper, *self._opening.values()) if task is not None]
+        tasks = [task for task in (self._reaper, self._finding, *self._opening.values()) if task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -207,6 +220,10 @@ class Sandboxes:
 
     async def set_timeout(self, id: str, seconds: int, *, only_longer: bool = False) -> SandboxRef:
         """Let the timeout end `seconds` from now; with `only_longer`, not before its present end."""
+        async with self._lock(id):
+            return await self._set_timeout(id, seconds, only_longer=only_longer)
+
+    async def _set_timeout(self, id: str, seconds: int, *, only_longer: bool) -> SandboxRef:
         ref = await self.get(id)
         until = time.time() + self._lifetime(seconds, records.pauses_at_end(ref))
         if only_longer and (ref.expires_at is None or until <= ref.expires_at):
@@ -216,6 +233,10 @@ class Sandboxes:
 
     async def pause(self, id: str) -> bool:
         """Pause a sandbox; False if it is paused already."""
+        async with self._lock(id):
+            return await self._pause(id)
+
+    async def _pause(self, id: str) -> bool:
         ref = await self.get(id)
         if ref.state == "paused":
             return False
@@ -224,6 +245,8 @@ class Sandboxes:
             await self.fleet.pause(id)
         except InvalidParams as error:
             raise unsupported(self.fleet.engine.name, "pause", error.message) from None
+        # A request may have connected meanwhile; its calls would wait until the sandbox is resumed.
+        await self.drop(id)
         await self.fleet.engine.extend(id, time.time() + self.settings.paused_seconds)
         self._note(await self.fleet.get(id))
         return True
@@ -231,11 +254,16 @@ class Sandboxes:
     async def connect(self, id: str, timeout: int) -> tuple[SandboxRef, bool]:
         """Resume a sandbox if it is paused, and let it live for `timeout` seconds; also whether it was paused."""
         self.check_timeout(timeout)
-        ref = await self.get(id)
-        paused = ref.state == "paused"
-        if paused:
-            await self.fleet.resume(id)
-        return await self.set_timeout(id, timeout, only_longer=not paused), paused
+        async with self._lock(id):
+            ref = await self.get(id)
+            paused = ref.state == "paused"
+            if paused:
+                await self.fleet.resume(id)
+            return await self._set_timeout(id, timeout, only_longer=not paused), paused
+
+    def _lock(self, id: str) -> asyncio.Lock:
+        """One change of a sandbox at a time: a pause at a timeout must not overlap with a resume."""
+        return self._locks.setdefault(id, asyncio.Lock())
 
     async def fork(self, id: str, timeout: int) -> SandboxRef:
         ref = await self.get(id)
@@ -293,7 +321,9 @@ class Sandboxes:
         try:
             box = await self.fleet.connect(id, reconnect_deadline=_RECONNECT_SECONDS)
             try:
-                opened = self._open[id] = OpenSandbox(ref, box, await box.info())
+                opened = OpenSandbox(ref, box, await box.info())
+                await opened.watch_deadlines()
+                self._open[id] = opened
             except BaseException:
                 await box.aclose()
                 raise
@@ -342,14 +372,15 @@ class Sandboxes:
     async def _end(self, id: str) -> None:
         """The timeout of a sandbox is over."""
         try:
-            ref = await self.fleet.get(id)
-            end = records.end_of(ref, self.settings)
-            if end is None or end > time.time():
-                self._note(ref)
-            elif records.pauses_at_end(ref) and ref.state == "running":
-                await self.pause(id)
-            else:
-                await self.remove(id)
+            async with self._lock(id):
+                ref = await self.fleet.get(id)
+                end = records.end_of(ref, self.settings)
+                if end is None or end > time.time():
+                    self._note(ref)
+                elif records.pauses_at_end(ref) and ref.state == "running":
+                    await self._pause(id)
+                else:
+                    await self.remove(id)
         except SandboxGone:
             self._ends.pop(id, None)
             await self.drop(id)

@@ -44,6 +44,12 @@ def envelope(message: Any, flags: int = 0) -> bytes:
     return _HEADER.pack(flags, len(data)) + data
 
 
+class Last(msgspec.Struct, frozen=True):
+    """The last message of a stream, which is sent together with the end of the stream."""
+
+    message: Any
+
+
 def end_of_stream(problem: Problem | None) -> bytes:
     error = {} if problem is None else {"error": {"code": problem.code, "message": problem.message}}
     return envelope(error, _END_STREAM)
@@ -161,7 +167,8 @@ async def stream(
     try:
         await asyncio.wait((pump, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if pump.done():
-            await pump
+            if await pump:
+                return
         elif gone.done():
             return
         else:
@@ -180,9 +187,15 @@ async def stream(
         await send({"type": "http.response.body", "body": end_of_stream(problem)})
 
 
-async def _pump(send: Send, messages: AsyncGenerator[Any, None]) -> None:
+async def _pump(send: Send, messages: AsyncGenerator[Any, None]) -> bool:
+    """Send the messages; returns whether the end of the stream was sent with the last one."""
     async for message in messages:
+        if isinstance(message, Last):
+            body = envelope(message.message) + end_of_stream(None)
+            await send({"type": "http.response.body", "body": body})
+            return True
         await send({"type": "http.response.body", "body": envelope(message), "more_body": True})
+    return False
 
 
 async def _ping(send: Send, seconds: float, message: Any) -> None:

@@ -6,17 +6,25 @@ by pid gets the same output again, from the sandbox's own server.
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
+import msgspec
+
+from holdfast.client.clean_up import clean_up_cancelled
+from holdfast.client.command import check_command, kill_now, start_streaming
+from holdfast.client.defaults import check_env
 from holdfast.client.process import Process
 from holdfast.errors import CwdNotFound, UnknownProcess
+from holdfast.exec_api import EventStream
 from holdfast.integrations.e2b.envd import messages as m
-from holdfast.integrations.e2b.envd.connect_protocol import Envelopes, decode, timeout_of
+from holdfast.integrations.e2b.envd.connect_protocol import Envelopes, Last, decode, timeout_of
 from holdfast.integrations.e2b.open_sandbox import KERNEL_PREFIX, MAX_TAG_BYTES, OpenSandbox, process_id, tag_of
 from holdfast.integrations.e2b.problems import invalid, not_found
-from holdfast.types import Exited, ExitStatus, OutputChunk, OutputGap, TerminalSize
+from holdfast.types import EnvPolicy, Exited, ExitStatus, OutputChunk, OutputGap, ProcessSpec, TerminalSize
 
 KEEPALIVE: Final[dict[str, Any]] = {"event": {"keepalive": {}}}
 #: The words of the kernel's signals in Go's `ProcessState`, which envd reports; others have their name.
@@ -57,7 +65,7 @@ def _described(process: Process) -> dict[str, Any]:
 
 async def start(
     opened: OpenSandbox, request: m.StartRequest, user: str, headers: Mapping[str, str]
-) -> AsyncGenerator[dict[str, Any], None]:
+) -> AsyncGenerator[Any, None]:
     """Start a process and stream it. The process continues if the client leaves, until the request's timeout."""
     config = request.process or m.ProcessConfig()
     if not config.cmd:
@@ -68,37 +76,53 @@ async def start(
     if request.pty is not None:
         size = request.pty.checked_size()
         tty = TerminalSize(size.rows, size.cols)
-    options: dict[str, Any] = {
-        "id": process_id(timeout_of(headers), request.tag),
-        "env": {"E2B_SANDBOX_ID": opened.ref.id, **(config.envs or {})},
-        "tty": tty,
-        "stdin": "closed" if request.stdin is False or tty is not None else "open",
-        "user": opened.run_as(user),
-    }
-    argv = (config.cmd, *config.args)
+    spec = ProcessSpec(
+        process_id=process_id(timeout_of(headers), request.tag),
+        argv=check_command((config.cmd, *config.args)),
+        cwd=await opened.path(config.cwd or "", user),
+        env={**opened.box.variables, "E2B_SANDBOX_ID": opened.ref.id, **(check_env(config.envs) or {})},
+        env_policy=EnvPolicy(inherit="all", ignore_default_excludes=True),
+        tty=tty is not None,
+        size=tty,
+        pipe_stdin=tty is None and request.stdin is not False,
+        user=opened.run_as(user) or opened.box.default_user,
+        start_id=secrets.token_hex(8),
+    )
     try:
-        process = await opened.box.start(argv, cwd=await opened.path(config.cwd or "", user), **options)
+        process, events = await _start(opened, spec)
     except CwdNotFound:
         if config.cwd:
             raise
         # The home of a system user need not exist.
-        process = await opened.box.start(argv, cwd="/", **options)
+        process, events = await _start(opened, msgspec.structs.replace(spec, cwd="/"))
     opened.remember(process)
-    async for message in _events(opened, process):
+    async for message in _events(opened, process, events):
         yield message
 
 
-async def connect(opened: OpenSandbox, request: m.ProcessRequest) -> AsyncGenerator[dict[str, Any], None]:
+async def _start(opened: OpenSandbox, spec: ProcessSpec) -> tuple[Process, EventStream]:
+    """Start a process and read it, in one round trip."""
+    api = opened.box.api
+    try:
+        info, events = await start_streaming(api, spec)
+    except asyncio.CancelledError as cancelled:
+        # The client left before it got the pid, without which the process cannot be found.
+        await clean_up_cancelled(api, kill_now(api, spec.process_id), cancelled)
+        raise
+    return Process(api, info), events
+
+
+async def connect(opened: OpenSandbox, request: m.ProcessRequest) -> AsyncGenerator[Any, None]:
     """Stream a process from its first byte on; an ended one as long as the sandbox retains it."""
     selector = request.selector()
     process = await opened.process(selector.pid, selector.tag)
-    async for message in _events(opened, process):
+    async for message in _events(opened, process, process.events()):
         yield message
 
 
-async def _events(opened: OpenSandbox, process: Process) -> AsyncGenerator[dict[str, Any], None]:
-    yield {"event": {"start": {"pid": process.pid}}}
-    async with aclosing(process.events()) as events:
+async def _events(opened: OpenSandbox, process: Process, stream: EventStream) -> AsyncGenerator[Any, None]:
+    async with aclosing(stream) as events:
+        yield {"event": {"start": {"pid": process.pid}}}
         async for event in events:
             if isinstance(event, OutputChunk):
                 yield {"event": {"data": {event.stream: event.data}}}
@@ -107,7 +131,7 @@ async def _events(opened: OpenSandbox, process: Process) -> AsyncGenerator[dict[
                 yield {"event": {"data": {"stderr": lost}}}
             elif isinstance(event, Exited):
                 opened.ended(process.id)
-                yield {"event": {"end": _ended(event.status)}}
+                yield Last({"event": {"end": _ended(event.status)}})
                 return
 
 

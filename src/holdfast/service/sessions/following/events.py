@@ -1,8 +1,8 @@
 """Subscriptions to events, and the hub that distributes the store's notices of new audit rows.
 
-An event is a row of kind `event`. A subscription reads rows from the store at its own speed and waits for notices
-in between. Nothing is queued for it, so a slow subscriber delays only itself, and one that reconnects resumes after
-its token.
+An event is a row of kind `event`, or, for a subscriber that names `COMMAND_ENDED`, of kind `command_ended`. A
+subscription reads rows from the store at its own speed and waits for notices in between. Nothing is queued for it,
+so a slow subscriber delays only itself, and one that reconnects resumes after its token.
 """
 
 from __future__ import annotations
@@ -165,6 +165,8 @@ class EventStreams:
         """Yield the events after `since`, then new ones. A subscription to one session ends with it."""
         agent_id = "" if caller.role == "operator" else caller.agent_id
         position = _read_position(since) if since else None
+        # Every command of every session: only for a subscriber that names it.
+        kinds = ("event", "command_ended") if "COMMAND_ENDED" in types else ("event",)
         with self._notices.watch(session_id) as watch:
             start = self._clock.time()
             #: The last delivered row of each session, and sessions of other agents, to ignore their notices.
@@ -174,7 +176,7 @@ class EventStreams:
                 delivered[session_id] = position.seq if position else await self._last_seq(session_id)
                 watch.notify(RowNotice(session_id, delivered[session_id] + 1))
             elif position is not None:
-                which = AuditFilter(agent_id=agent_id, kinds=("event",))
+                which = AuditFilter(agent_id=agent_id, kinds=kinds)
                 async for row in self._after(which, *position):
                     delivered[row.session_id] = row.seq
                     start = max(start, row.at)
@@ -185,7 +187,7 @@ class EventStreams:
                 first, missed = watch.first, watch.missed
                 watch.clear()
                 if missed:
-                    first |= await self._all_since(session_id, agent_id, start)
+                    first |= await self._all_since(session_id, agent_id, start, kinds)
                 for each, seq in first.items():
                     if each in others or (each not in delivered and await self._is_others(each, agent_id)):
                         if len(others) >= _MAX_SESSIONS:
@@ -193,7 +195,7 @@ class EventStreams:
                         others.add(each)
                         continue
                     over = False
-                    which = AuditFilter(session_id=each, agent_id=agent_id, kinds=("event",))
+                    which = AuditFilter(session_id=each, agent_id=agent_id, kinds=kinds)
                     async for row in self._after(which, delivered.get(each, seq - 1)):
                         delivered[each] = row.seq
                         if (event := _event(row, types)) is not None:
@@ -213,12 +215,14 @@ class EventStreams:
         except NotFound:
             return True  # the stream of the service
 
-    async def _all_since(self, session_id: str, agent_id: str, start: float) -> dict[str, int]:
+    async def _all_since(
+        self, session_id: str, agent_id: str, start: float, kinds: tuple[str, ...]
+    ) -> dict[str, int]:
         """Return the first event of each session since the start, after notices were lost."""
         if session_id:
             return {session_id: 1}
         first: dict[str, int] = {}
-        async for row in self._after(AuditFilter(agent_id=agent_id, kinds=("event",), since=start)):
+        async for row in self._after(AuditFilter(agent_id=agent_id, kinds=kinds, since=start)):
             first.setdefault(row.session_id, row.seq)
         return first
 
@@ -239,6 +243,10 @@ class EventStreams:
 
 def _event(row: AuditRow, types: Sequence[EventType]) -> SessionEvent | None:
     body = body_of(row)
+    if row.kind == "command_ended":
+        code = body.get("exit_code")
+        detail = f"{row.command_id}: " + ("exit code unknown" if code is None else f"exit code {code}")
+        body = {"type": "COMMAND_ENDED", "detail": detail, "state": "IDLE"}
     if types and body["type"] not in types:
         return None
     return SessionEvent(
@@ -253,7 +261,7 @@ def _event(row: AuditRow, types: Sequence[EventType]) -> SessionEvent | None:
 
 
 def _type_of(row: AuditRow) -> str:
-    return str(body_of(row)["type"])
+    return str(body_of(row).get("type", ""))
 
 
 def _write_position(position: _EventPosition) -> str:

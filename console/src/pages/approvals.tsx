@@ -1,0 +1,195 @@
+// Commands that wait for an approval: the whole command, its rule, where it would run, and what ran before it.
+import { useEffect, useState } from "preact/hooks";
+import { call, ServiceError } from "../api.ts";
+import { clock, duration, oneLine, secondsOf, visible } from "../format.ts";
+import { useKeys, useLoad, useNow } from "../hooks.ts";
+import { Code, Empty, Failure, Skeleton, Text, Time } from "../parts.tsx";
+import { Link, sessionPath } from "../router.tsx";
+import type { Approval, Command, Session } from "../types.ts";
+
+// Programs and options that change or remove things, leave the sandbox's bounds, or hide what runs.
+const RISKY =
+  /(\b(?:sudo|su|doas|rm|rmdir|dd|shred|mkfs[.\w]*|chmod|chown|kill|pkill|reboot|shutdown|curl|wget|nc|ncat|ssh|scp|rsync|eval|exec|base64|xargs|crontab|docker|kubectl|truncate)\b|\bgit\s+(?:push|reset|clean)\b|(?<=\s)--?(?:force|hard|no-verify|recursive|rf|fr|delete)\b|\|\s*(?:ba|z|da)?sh\b|>{1,2}\s*\/\S*|\\u\{[0-9a-f]+\})/g;
+
+export function Highlighted({ command, rule }: { command: string; rule: string }) {
+  const words: string[] = rule.match(/[\w.-]+/g) ?? [];
+  const shown = visible(command);
+  const parts = shown.split(RISKY);
+  return (
+    <pre class="command untrusted">
+      {parts.map((part, index) => (index % 2 ? <mark key={index}>{part}</mark> : words.includes(part.trim()) && part.trim() ? <mark key={index}>{part}</mark> : part))}
+    </pre>
+  );
+}
+
+export function Approvals({ approvals, error, reload }: { approvals: Approval[] | undefined; error: ServiceError | undefined; reload: () => void }) {
+  const [chosen, setChosen] = useState("");
+  const [asked, setAsked] = useState<{ id: string; approve: boolean }>();
+  const [problem, setProblem] = useState("");
+  const [done, setDone] = useState("");
+  const [comments, setComments] = useState<Record<string, string>>({});
+  const now = useNow();
+  const open = approvals ?? [];
+  const current = open.find((each) => each.approvalId === chosen) ?? open[0];
+
+  const answer = async (approval: Approval, approve: boolean) => {
+    if (asked?.id !== approval.approvalId || asked.approve !== approve) {
+      setChosen(approval.approvalId);
+      return setAsked({ id: approval.approvalId, approve });
+    }
+    setAsked(undefined);
+    try {
+      await call("AnswerApproval", { approvalId: approval.approvalId, approve, comment: comments[approval.approvalId] ?? "" });
+      setProblem("");
+      setDone(`${approve ? "Allowed" : "Refused"}: ${oneLine(approval.command, 120)}`);
+    } catch (failed) {
+      setProblem(failed instanceof ServiceError ? failed.words : String(failed));
+    }
+    reload();
+  };
+  useEffect(() => setAsked(undefined), [current?.approvalId]);
+  const step = (by: number) => {
+    const at = open.findIndex((each) => each.approvalId === current?.approvalId);
+    setChosen(open[Math.min(open.length - 1, Math.max(0, at + by))]?.approvalId ?? "");
+  };
+  useKeys({
+    a: () => current && void answer(current, true),
+    r: () => current && void answer(current, false),
+    j: () => step(1),
+    k: () => step(-1),
+    Escape: () => setAsked(undefined),
+  });
+
+  return (
+    <main class="narrow">
+      <h1 class="page">Approvals</h1>
+      <Failure error={error} retry={reload} />
+      {problem ? (
+        <div class="notice bad" role="alert">
+          <span class="untrusted">{visible(problem)}</span>
+        </div>
+      ) : null}
+      {done ? (
+        <div class="notice" role="status">
+          <span class="untrusted">{done}</span>
+        </div>
+      ) : null}
+      {!approvals && !error ? <Skeleton rows={3} /> : null}
+      {approvals && !open.length ? (
+        <Empty title="Nothing waits for an approval">
+          <p>Commands that a rule with the verdict “ask” matches appear here. The title of this tab counts them.</p>
+        </Empty>
+      ) : null}
+      <ol class="approvals">
+        {open.map((each) => {
+          const mine = each.approvalId === current?.approvalId;
+          const confirm = asked?.id === each.approvalId ? asked : undefined;
+          const left = secondsOf(each.expiresAt) - now / 1000;
+          return (
+            <li key={each.approvalId} class={mine ? "chosen" : ""} onPointerDown={() => setChosen(each.approvalId)}>
+              <header>
+                <strong>
+                  <Text value={each.agentId} longest={60} />
+                </strong>
+                <span>
+                  in{" "}
+                  <Link to={sessionPath(each.sessionId)}>
+                    <code>{oneLine(each.sessionId, 40)}</code>
+                  </Link>
+                </span>
+                <Where sessionId={each.sessionId} />
+                <span class={left < 60 ? "asks" : "dim"}>{left > 0 ? `expires in ${duration(left)}` : "expired"}</span>
+              </header>
+              <Highlighted command={each.command} rule={each.rule} />
+              <dl class="facts">
+                <dt>Reason</dt>
+                <dd class="untrusted">{visible(each.reason)}</dd>
+                <dt>Rule</dt>
+                <dd class="untrusted">{visible(each.rule) || "built-in"}</dd>
+                <dt>Asked</dt>
+                <dd>
+                  <Time at={each.askedAt} />
+                </dd>
+              </dl>
+              {mine ? <Before sessionId={each.sessionId} /> : null}
+              <div class="actions">
+                <input
+                  placeholder="Comment for the audit"
+                  aria-label="Comment"
+                  maxLength={1000}
+                  value={comments[each.approvalId] ?? ""}
+                  onInput={(event) => setComments({ ...comments, [each.approvalId]: event.currentTarget.value })}
+                />
+                <button class={`good ${confirm?.approve === true ? "sure" : ""}`} onClick={() => void answer(each, true)}>
+                  {confirm?.approve === true ? "Really allow?" : "Allow"} <kbd>a</kbd>
+                </button>
+                <button class={`danger ${confirm?.approve === false ? "sure" : ""}`} onClick={() => void answer(each, false)}>
+                  {confirm?.approve === false ? "Really refuse?" : "Refuse"} <kbd>r</kbd>
+                </button>
+              </div>
+            </li>
+          );
+        })}
+      </ol>
+      <Answered key={approvals?.length} />
+    </main>
+  );
+}
+
+function Where({ sessionId }: { sessionId: string }) {
+  const session = useLoad<Session>(`where ${sessionId}`, (signal) => call("GetSession", { sessionId }, signal));
+  const metadata = session.value?.metadata;
+  return metadata ? (
+    <span class="dim untrusted">
+      {oneLine(metadata.cwd, 80)} on {oneLine(metadata.sandbox, 40)}
+    </span>
+  ) : null;
+}
+
+// What the session did just before.
+function Before({ sessionId }: { sessionId: string }) {
+  const found = useLoad<{ commands: Command[] }>(`before ${sessionId}`, (signal) => call("ListCommands", { sessionId }, signal));
+  const commands = (found.value?.commands ?? []).slice(0, 3);
+  if (!commands.length) return null;
+  return (
+    <details>
+      <summary>Ran before</summary>
+      <ul class="plain-list">
+        {commands.map((each) => (
+          <li key={each.commandId + each.number}>
+            <span class="dim">{clock(each.startedAt)}</span> <Code value={each.text} longest={120} /> {each.exitCode ? <span class="failed">✗ {each.exitCode}</span> : null}
+          </li>
+        ))}
+      </ul>
+    </details>
+  );
+}
+
+function Answered() {
+  const found = useLoad<{ approvals: Approval[] }>("answered", (signal) => call("ListApprovals", { ended: true }, signal));
+  const ended = (found.value?.approvals ?? []).filter((each) => each.outcome).slice(0, 20);
+  if (!ended.length) return null;
+  return (
+    <section>
+      <h2>Answered</h2>
+      <table class="answered">
+        <tbody>
+          {ended.map((each) => (
+            <tr key={each.approvalId}>
+              <td class="nowrap">
+                <Time at={each.askedAt} />
+              </td>
+              <td>
+                <span class={`outcome ${oneLine(each.outcome, 20)}`}>{oneLine(each.outcome, 20)}</span>
+              </td>
+              <td>
+                <Code value={each.command} longest={100} />
+              </td>
+              <td class="dim untrusted">{oneLine([each.answeredBy, each.comment].filter(Boolean).join(": "), 100)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </section>
+  );
+}

@@ -1,0 +1,461 @@
+// One session: its terminal or its commands, its policy, its usage, its time line, and its replay.
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { call, ServiceError, stream, type StreamState } from "../api.ts";
+import { clockSpan, duration, labelTexts, oneLine, plural, secondsOf, size, visible } from "../format.ts";
+import { useKeys, useLoad, useNow } from "../hooks.ts";
+import { LiveTerminal } from "../live_terminal.tsx";
+import { Code, Dialog, Failure, Skeleton, StateMark, Text, Time } from "../parts.tsx";
+import { loadRecording, Player, saveCast, type Recording } from "../player.tsx";
+import { go, Link, usePlace, withQuery } from "../router.tsx";
+import { ShellBlocks } from "../shell_blocks.tsx";
+import { Timeline, type Mark } from "../timeline.tsx";
+import type { Approval, AuditRecord, Caller, Command, Sample, Session, SessionEvent, State, Summary } from "../types.ts";
+import { bodyOf } from "../audit_words.tsx";
+import { AuditTable, commandTexts } from "./audit.tsx";
+import { UsageCharts } from "./usage.tsx";
+
+const SPEEDS = [0.5, 1, 2, 5, 10];
+type Tab = "commands" | "policy" | "usage" | "audit";
+
+export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
+  const place = usePlace();
+  const session = useLoad<Session>(`session ${id}`, (signal) => call("GetSession", { sessionId: id }, signal));
+  const commands = useLoad<{ commands: Command[]; nextPageToken: string }>(`commands ${id}`, (signal) => call("ListCommands", { sessionId: id }, signal));
+  const marks = useLoad<{ records: AuditRecord[] }>(`marks ${id}`, (signal) =>
+    call("ListAudit", { sessionId: id, kinds: ["decision", "approval_answered", "takeover", "release", "error"], pageSize: 500, newestFirst: true }, signal),
+  );
+  const asks = useLoad<{ approvals: Approval[] }>(`asks ${id}`, (signal) => call("ListApprovals", { sessionId: id }, signal));
+  const [state, setState] = useState<State>();
+  const [live, setLive] = useState<StreamState>("connecting");
+  const [title, setTitle] = useState("");
+  const [typing, setTyping] = useState(false);
+  const [fits, setFits] = useState(false);
+  const [notice, setNotice] = useState<{ text: string; bad: boolean }>();
+  const [closing, setClosing] = useState(false);
+  const [tab, setTab] = useState<Tab>("commands");
+  const now = useNow();
+
+  // One subscription for everything around the terminal; its positions lose no event over a reconnect.
+  useEffect(() => {
+    let since = "";
+    let timer = 0;
+    const refresh = () => {
+      clearTimeout(timer);
+      timer = window.setTimeout(() => {
+        session.reload();
+        commands.reload();
+        marks.reload();
+        asks.reload();
+      }, 150);
+    };
+    const events = stream<SessionEvent>("SubscribeSessionEvents", () => ({ sessionId: id, since }), (event) => {
+      since = event.token;
+      refresh();
+    });
+    let before = "";
+    const changes = stream<{ session?: Summary; reload: boolean }>("WatchSessions", () => ({ sessionIds: [id], only: true }), ({ session: changed, reload }) => {
+      // A sample of the monitor alone changes nothing that is loaded here.
+      const now = JSON.stringify(changed ? [changed.state, changed.command, changed.commandAt, changed.exitCode, changed.commandsRun, changed.approvals] : reload);
+      if (now !== before) refresh();
+      before = now;
+    });
+    return () => {
+      clearTimeout(timer);
+      events.close();
+      changes.close();
+    };
+  }, [id]);
+
+  const metadata = session.value?.metadata;
+  const shownState = session.value && ["CLOSED", "ERROR", "CLOSING"].includes(session.value.state) ? session.value.state : (state ?? session.value?.state);
+  const over = shownState === "CLOSED" || shownState === "ERROR";
+  const began = secondsOf(metadata?.createdAt);
+  const length = Math.max(1, (over ? secondsOf(metadata?.closedAt) : now / 1000) - began);
+  const at = place.query.get("at");
+  const replaying = at !== null;
+  const all = useMemo(() => marksOf(commands.value?.commands ?? [], marks.value?.records ?? [], began), [commands.value, marks.value, began]);
+  const say = (text: string, bad = false) => setNotice({ text, bad });
+
+  const attempt = async (work: () => Promise<unknown>) => {
+    try {
+      await work();
+      return true;
+    } catch (error) {
+      say(error instanceof ServiceError ? error.words : String(error), true);
+      return false;
+    }
+  };
+  const takeOver = async () => {
+    if (typing) {
+      setTyping(false);
+      setFits(false);
+      if (!mine) await attempt(() => call("TakeOver", { sessionId: id, release: true }));
+    } else if (mine || (await attempt(() => call("TakeOver", { sessionId: id })))) {
+      setTyping(true);
+      setNotice(undefined);
+    }
+  };
+  const control = (type: string) => void attempt(() => call("SendInput", { sessionId: id, actions: [{ type }] }));
+  const mine = metadata?.agentId === caller.agentId;
+  const seek = (time: number) => go(withQuery(place, { at: time.toFixed(1) }), { replace: replaying });
+  useKeys({ t: () => !over && !replaying && void takeOver(), l: () => replaying && go(withQuery(place, { at: "" })), p: () => !replaying && seek(over ? 0 : Math.max(0, length - 30)) });
+
+  if (!session.value) {
+    return (
+      <main>
+        {session.error ? <Missing error={session.error} id={id} /> : <Skeleton rows={10} />}
+      </main>
+    );
+  }
+  return (
+    <main class="session">
+      <header class="session-head">
+        <StateMark state={shownState ?? "UNKNOWN"} approvals={asks.value?.approvals.length} />
+        <code class="session-id">{oneLine(id, 60)}</code>
+        <Link to={`/sessions?${new URLSearchParams({ agent: metadata!.agentId })}`}>
+          <Text value={metadata!.agentId} longest={60} />
+        </Link>
+        <span class="dim untrusted">{oneLine(metadata!.sandbox, 60)}</span>
+        <span class="dim">{duration(length)}</span>
+        {title ? <span class="dim untrusted title">{oneLine(title, 80)}</span> : null}
+        {labelTexts(metadata!.labels).map((each) => (
+          <span key={each} class="label untrusted">
+            {each}
+          </span>
+        ))}
+        <span class="grow" />
+        {!over ? (
+          <button class="danger" onClick={() => setClosing(true)}>
+            Close session
+          </button>
+        ) : null}
+      </header>
+      {notice ? (
+        <div class={`notice ${notice.bad ? "bad" : ""}`} role="status">
+          <span class="untrusted">{visible(notice.text)}</span>
+          <button class="quiet" onClick={() => setNotice(undefined)} aria-label="Dismiss">
+            ✕
+          </button>
+        </div>
+      ) : null}
+      {(asks.value?.approvals ?? []).map((each) => (
+        <div key={each.approvalId} class="notice ask">
+          <span>
+            <b class="asks">Needs approval:</b> <Code value={each.command} longest={160} />
+          </span>
+          <Link to="/approvals">Answer</Link>
+        </div>
+      ))}
+      {over ? <Ended session={session.value} /> : null}
+      <div class="session-grid">
+        <section class="screen-column">
+          {replaying ? (
+            <Replay id={id} at={Number(at) || 0} marks={all} length={length} began={began} over={over} onSeek={seek} />
+          ) : metadata!.kind === "TERMINAL" ? (
+            <>
+              <LiveTerminal sessionId={id} typing={typing && !over} fits={fits} onState={setState} onStream={setLive} onTitle={setTitle} onNotice={say} />
+              <div class="controls">
+                <LiveMark state={live} over={over} typing={typing} />
+                {!over ? (
+                  <>
+                    <button class={typing ? "" : "primary"} onClick={() => void takeOver()}>
+                      {typing ? "Stop typing" : mine ? "Type" : "Take over"} <kbd>t</kbd>
+                    </button>
+                    <button onClick={() => control("CTRL_C")}>Ctrl-C</button>
+                    <button onClick={() => control("SIGTERM")}>SIGTERM</button>
+                    {typing ? (
+                      <label class="check">
+                        <input type="checkbox" checked={fits} onChange={(event) => setFits(event.currentTarget.checked)} /> size of this page
+                      </label>
+                    ) : null}
+                  </>
+                ) : null}
+                <span class="grow" />
+                <span class="dim number">
+                  {metadata!.cols} × {metadata!.rows}
+                </span>
+              </div>
+              <Timeline length={length} at={length} marks={all} live began={began} onSeek={seek} />
+            </>
+          ) : (
+            <>
+              <ShellBlocks sessionId={id} commands={commands.value?.commands ?? []} caller={caller} over={over} onNotice={say} />
+              <Timeline length={length} at={length} marks={all} live began={began} onSeek={seek} />
+            </>
+          )}
+        </section>
+        <aside>
+          <div class="tabs" role="tablist">
+            {(["commands", "policy", "usage", "audit"] as const).map((each) => (
+              <button key={each} role="tab" aria-selected={tab === each} onClick={() => setTab(each)}>
+                {each}
+              </button>
+            ))}
+          </div>
+          {tab === "commands" ? <Commands commands={commands.value?.commands} more={!!commands.value?.nextPageToken} began={began} onSeek={seek} error={commands.error} /> : null}
+          {tab === "policy" ? <Policy session={session.value} /> : null}
+          {tab === "usage" ? <SessionUsage id={id} over={over} /> : null}
+          {tab === "audit" ? <SessionAudit id={id} turn={commands.value?.commands.length ?? 0} /> : null}
+        </aside>
+      </div>
+      {closing ? <CloseDialog id={id} onDone={() => setClosing(false)} onNotice={say} reload={session.reload} /> : null}
+    </main>
+  );
+}
+
+function LiveMark({ state, over, typing }: { state: StreamState; over: boolean; typing: boolean }) {
+  const words = over ? "ended" : state === "live" ? (typing ? "typing" : "watching") : state === "ended" ? "ended" : state === "away" ? "service away, reconnecting" : "connecting";
+  return <span class={`live-mark ${over ? "ended" : state}`}>{words}</span>;
+}
+
+function Missing({ error, id }: { error: ServiceError; id: string }) {
+  if (error.code !== "not_found") return <Failure error={error} />;
+  return (
+    <div class="empty">
+      <strong>No session {oneLine(id, 60)}</strong>
+      <p>It does not exist, belongs to another agent, or was removed after the retention of the audit log.</p>
+      <p>
+        <Link to="/sessions">All sessions</Link>
+      </p>
+    </div>
+  );
+}
+
+// Why the session ended, since when, and what is kept.
+function Ended({ session: { metadata, state } }: { session: Session }) {
+  return (
+    <div class={`notice ${state === "ERROR" ? "bad" : ""}`}>
+      <span>
+        {state === "ERROR" ? "Failed" : "Closed"} <Time at={metadata.closedAt} />: <span class="untrusted">{visible(metadata.summary || metadata.closeReason)}</span>
+        <span class="dim"> The audit log has its commands; the replay lasts as long as the sandbox keeps its output.</span>
+      </span>
+    </div>
+  );
+}
+
+function marksOf(commands: Command[], records: AuditRecord[], began: number): Mark[] {
+  const made: Mark[] = commands.map((each) => ({
+    time: secondsOf(each.startedAt) - began,
+    kind: each.exitCode ? "failed" : "command",
+    text: each.text + (each.exitCode ? ` — exit ${each.exitCode}` : ""),
+  }));
+  for (const record of records) {
+    const body = bodyOf(record);
+    const time = secondsOf(record.at) - began;
+    if (record.kind === "decision") made.push({ time, kind: body.verdict === "ask" ? "approval" : "failed", text: `${body.verdict === "ask" ? "approval asked" : "refused"}: ${String(body.command ?? "")}` });
+    else if (record.kind === "approval_answered") made.push({ time, kind: "approval", text: `${String(body.outcome)}: ${String(body.command ?? "")}` });
+    else if (record.kind === "error") made.push({ time, kind: "failed", text: String(body.detail ?? "error") });
+    else made.push({ time, kind: "takeover", text: `${record.kind} by ${String(body.by ?? "")}` });
+  }
+  return made;
+}
+
+function Replay(props: { id: string; at: number; marks: Mark[]; length: number; began: number; over: boolean; onSeek: (time: number) => void }) {
+  const place = usePlace();
+  const [loaded, setLoaded] = useState(0);
+  const recording = useLoad<Recording>(`recording ${props.id}`, (signal) => loadRecording(props.id, signal, setLoaded));
+  const [playing, setPlaying] = useState(false);
+  const [time, setTime] = useState(props.at);
+  const [speed, setSpeed] = useState(1);
+  const shown = useRef(0);
+  useEffect(() => setTime(props.at), [props.at]);
+  const end = recording.value?.events.at(-1)?.time ?? props.length;
+  const move = (to: number) => {
+    setTime(to);
+    props.onSeek(to);
+  };
+  const toggle = () => {
+    if (!playing && time >= end - 0.05) setTime(0);
+    if (playing) props.onSeek(time);
+    setPlaying(!playing);
+  };
+  useKeys({
+    " ": toggle,
+    ArrowLeft: () => move(Math.max(0, time - 5)),
+    ArrowRight: () => move(Math.min(end, time + 5)),
+    ">": () => setSpeed(SPEEDS[Math.min(SPEEDS.length - 1, SPEEDS.indexOf(speed) + 1)]!),
+    "<": () => setSpeed(SPEEDS[Math.max(0, SPEEDS.indexOf(speed) - 1)]!),
+  });
+  const longest = Math.max(props.length, end);
+  return (
+    <>
+      {recording.error ? (
+        <div class="terminal-box gone">
+          <p>
+            <strong>There is no recording any more.</strong> The sandbox keeps the output of a session for a limited time; the audit log still has its commands.
+          </p>
+          <p class="dim untrusted">{visible(recording.error.words)}</p>
+        </div>
+      ) : !recording.value ? (
+        <div class="terminal-box gone">
+          <p>Loading the recording… {size(loaded)}</p>
+        </div>
+      ) : (
+        <Player
+          recording={recording.value}
+          at={time}
+          playing={playing}
+          speed={speed}
+          onTime={(value) => {
+            // Ten times a second is enough for the strip.
+            if (Math.abs(value - shown.current) > 0.1 * speed || value >= end) {
+              shown.current = value;
+              setTime(value);
+            }
+          }}
+          onEnd={() => setPlaying(false)}
+        />
+      )}
+      <div class="controls">
+        <button class="primary play" onClick={toggle} disabled={!recording.value} aria-label={playing ? "Pause" : "Play"}>
+          {playing ? "❚❚ Pause" : "▶ Play"}
+        </button>
+        <span class="number" data-testid="time">
+          {clockSpan(time)} / {clockSpan(longest)}
+        </span>
+        <select aria-label="Speed" value={String(speed)} onChange={(event) => setSpeed(Number(event.currentTarget.value))}>
+          {SPEEDS.map((each) => (
+            <option key={each} value={String(each)}>
+              {each}×
+            </option>
+          ))}
+        </select>
+        <button onClick={() => recording.value && saveCast(props.id, recording.value)} disabled={!recording.value} title="asciicast v2, for asciinema and holdfast replay">
+          Download .cast
+        </button>
+        <span class="grow" />
+        {recording.value?.cut ? <span class="asks">only the first {size(loaded)}</span> : null}
+        <button onClick={() => go(withQuery(place, { at: "" }))}>{props.over ? "Last screen" : "● Live"}</button>
+      </div>
+      <Timeline length={longest} at={time} marks={props.marks} live={false} began={props.began} onSeek={move} />
+    </>
+  );
+}
+
+function Commands(props: { commands: Command[] | undefined; more: boolean; began: number; onSeek: (time: number) => void; error: ServiceError | undefined }) {
+  const now = useNow();
+  const [all, setAll] = useState(false);
+  if (!props.commands) return props.error ? <Failure error={props.error} /> : <Skeleton rows={4} />;
+  const failed = props.commands.filter((each) => each.exitCode).length;
+  const shown = all ? props.commands : props.commands.slice(0, 100);
+  return (
+    <section class="panel">
+      <h2>
+        Commands <span class="dim">{plural(props.commands.length, "command")}{props.more ? " and more" : ""} · {failed} failed</span>
+      </h2>
+      {!props.commands.length ? <p class="dim">None yet.</p> : null}
+      <ol class="commands">
+        {shown.map((each) => {
+          const running = !each.endedAt;
+          return (
+            <li key={each.commandId + each.number} class={each.exitCode ? "failed-row" : ""}>
+              <button class="quiet" onClick={() => props.onSeek(Math.max(0, secondsOf(each.startedAt) - props.began))} title="Replay from here">
+                <span class="dim number">
+                  <Time at={each.startedAt} />
+                </span>
+                <Code value={each.text || "(not known)"} longest={140} />
+                <span class={running ? "busy" : each.exitCode ? "failed" : "ok"}>{running ? "●" : each.exitCode ? `✗ ${each.exitCode}` : each.exitCode === 0 ? "✓" : "?"}</span>
+                <span class="number dim">{running ? duration(now / 1000 - secondsOf(each.startedAt)) : duration(each.durationSeconds)}</span>
+              </button>
+            </li>
+          );
+        })}
+      </ol>
+      {!all && props.commands.length > 100 ? <button onClick={() => setAll(true)}>Show all {props.commands.length}</button> : null}
+    </section>
+  );
+}
+
+function Policy({ session: { metadata } }: { session: Session }) {
+  const { policy } = metadata;
+  const limits = Object.entries(policy.resources ?? {}).filter(([, value]) => Number(value));
+  const rows: [string, string][] = [
+    ["Profile", policy.profile],
+    ["Network", policy.network || "as the sandbox"],
+    ["Enforced", metadata.enforced.join(", ") || "nothing"],
+    ["Not enforced", metadata.unenforced.join(", ")],
+    ["Confinement", metadata.sandboxMode],
+    ["Directory", metadata.cwd],
+    ["Shell", metadata.shell || "bash"],
+    ["Idle limit", policy.idleTimeoutSeconds ? duration(policy.idleTimeoutSeconds) : "none"],
+    ["Lifetime", policy.maxLifetimeSeconds ? duration(policy.maxLifetimeSeconds) : "none"],
+    ["Background", policy.allowBackgroundProcesses ? "may outlive the session" : "ends with the session"],
+    ...limits.map(([name, value]): [string, string] => [name.replace(/([A-Z])/g, " $1").toLowerCase(), name.endsWith("Bytes") ? size(value) : String(value)]),
+    ...Object.entries(metadata.environment).map(([name, value]): [string, string] => [`$${name}`, value]),
+  ];
+  return (
+    <section class="panel">
+      <h2>Policy</h2>
+      <dl class="facts">
+        {rows
+          .filter(([, value]) => value)
+          .map(([name, value]) => (
+            <>
+              <dt class="untrusted" key={name}>
+                {oneLine(name, 60)}
+              </dt>
+              <dd class={`untrusted ${name === "Not enforced" ? "asks" : ""}`}>{oneLine(value, 2000)}</dd>
+            </>
+          ))}
+      </dl>
+    </section>
+  );
+}
+
+function SessionUsage({ id, over }: { id: string; over: boolean }) {
+  const usage = useLoad<{ samples: Sample[] }>(`usage ${id}`, (signal) => call("ListUsage", { sessionId: id }, signal));
+  useEffect(() => {
+    if (over) return;
+    const timer = setInterval(() => !document.hidden && usage.reload(), 5000);
+    return () => clearInterval(timer);
+  }, [over]);
+  return (
+    <section class="panel">
+      <h2>Usage</h2>
+      <Failure error={usage.error} />
+      {over ? <p class="dim">Samples are kept while a session is open.</p> : null}
+      {usage.value && !over ? <UsageCharts samples={usage.value.samples} small /> : null}
+    </section>
+  );
+}
+
+function SessionAudit({ id, turn }: { id: string; turn: number }) {
+  const rows = useLoad<{ records: AuditRecord[] }>(`audit ${id} ${turn}`, (signal) => call("ListAudit", { sessionId: id, newestFirst: true, pageSize: 100 }, signal));
+  const records = rows.value?.records ?? [];
+  return (
+    <section class="panel">
+      <h2>
+        Audit <Link to={`/audit?${new URLSearchParams({ session: id })}`}>all rows</Link>
+      </h2>
+      <Failure error={rows.error} />
+      <AuditTable records={records} commands={commandTexts(records)} />
+    </section>
+  );
+}
+
+function CloseDialog(props: { id: string; onDone: () => void; onNotice: (text: string, bad?: boolean) => void; reload: () => void }) {
+  const close = async (mode: "GRACEFUL" | "FORCE") => {
+    props.onDone();
+    try {
+      const { summary } = await call<{ summary: string }>("CloseSession", { sessionId: props.id, mode });
+      props.onNotice(summary || "Closed.");
+    } catch (error) {
+      props.onNotice(error instanceof ServiceError ? error.words : String(error), true);
+    }
+    props.reload();
+  };
+  return (
+    <Dialog title="Close this session?" onClose={props.onDone}>
+      <p>
+        Its programs get TERM and some seconds, then KILL. The audit log stays. <code>{oneLine(props.id, 60)}</code>
+      </p>
+      <div class="actions">
+        <button onClick={props.onDone}>Cancel</button>
+        <button onClick={() => void close("FORCE")}>Kill at once</button>
+        <button class="danger sure" onClick={() => void close("GRACEFUL")}>
+          Close session
+        </button>
+      </div>
+    </Dialog>
+  );
+}

@@ -1,0 +1,1 @@
+"""Adapters for other software: what they decide without a sandbox."""

@@ -1,0 +1,175 @@
+"""The E2B server's decisions that need no sandbox: tokens, networks, hosts, bodies, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import zlib
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import pytest
+
+from holdfast import errors
+from holdfast.fleet.template import Template
+from holdfast.integrations.e2b.application import Target, parse_host
+from holdfast.integrations.e2b.control.requests import NewSandbox, effective_network, parse_body
+from holdfast.integrations.e2b.control.templates import load_templates, parse_templates
+from holdfast.integrations.e2b.envd import connect_protocol as connect
+from holdfast.integrations.e2b.envd.files import _bounded, _unzipped
+from holdfast.integrations.e2b.open_sandbox import deadline_of, process_id, tag_of
+from holdfast.integrations.e2b.problems import Problem, problem_of
+from holdfast.integrations.e2b.settings import KEY_VARIABLE, Keyring, load_key
+from holdfast.service.fronts.port_proxy import passed_headers
+
+
+async def pieces(*data: bytes) -> AsyncIterator[bytes]:
+    for each in data:
+        yield each
+
+
+async def read_all(body: AsyncIterator[bytes]) -> bytes:
+    return b"".join([piece async for piece in body])
+
+
+def receiver(messages: Iterable[dict[str, Any]]) -> Any:
+    """A client that sends these messages, and then nothing."""
+    left = list(messages)
+
+    async def receive() -> dict[str, Any]:
+        if left:
+            return left.pop(0)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    return receive
+
+
+def test_a_token_is_that_of_one_sandbox_and_one_use() -> None:
+    keys, other = Keyring("e2b_" + "1" * 40), Keyring("e2b_" + "2" * 40)
+    tokens = {keys.token(kind, id) for kind in ("envd", "traffic", "upload") for id in ("a", "b")}
+    assert len(tokens) == 6
+    assert keys.accepts_token("envd", "a", keys.token("envd", "a"))
+    for wrong in (None, "", "é", keys.token("traffic", "a"), keys.token("envd", "b"), other.token("envd", "a")):
+        assert not keys.accepts_token("envd", "a", wrong)
+    assert not keys.accepts_key(None)
+    assert not keys.accepts_key("e2b_\udcff")
+
+
+def test_a_short_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "short")
+    with pytest.raises(errors.InvalidParams, match=KEY_VARIABLE):
+        load_key()
+
+
+@pytest.mark.parametrize(
+    ("body", "template", "network"),
+    [
+        ("{}", "host", "host"),
+        ("{}", None, None),
+        ('{"allow_internet_access":true}', None, None),
+        ('{"allow_internet_access":false}', "host", "none"),
+        ('{"network":{"allowOut":["a.b"]}}', "host", "host"),
+        ('{"network":{"denyOut":["0.0.0.0/0"],"allowOut":["a.b","8.8.8.8/32"]}}', "host", ("a.b", "8.8.8.8")),
+        ('{"allow_internet_access":false,"network":{"allowOut":["a.b"]}}', ("a.b", "c.d"), ("a.b",)),
+        ('{"network":{"denyOut":["0.0.0.0/0"],"allowOut":["a.b"]}}', None, "none"),
+    ],
+)
+def test_a_request_restricts_the_network_of_its_template(body: str, template: Any, network: Any) -> None:
+    wanted = parse_body(body.replace("{", '{"templateID":"base",', 1).replace(",}", "}").encode(), NewSandbox)
+    assert effective_network(wanted.network, wanted.allow_internet_access, template) == network
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        '{"denyOut":["10.0.0.0/8"]}',
+        '{"denyOut":["0.0.0.0/0"],"allowOut":["10.0.0.0/8"]}',
+        '{"rules":{"a.b":[]}}',
+        '{"dnsServers":["1.1.1.1"]}',
+        '{"httpsPorts":[443]}',
+        '{"maskRequestHost":"x"}',
+        '{"unknown":1}',
+    ],
+)
+def test_a_restriction_that_cannot_be_enforced_is_refused(network: str) -> None:
+    with pytest.raises(Problem) as raised:  # noqa: PT012 - either step may refuse it
+        wanted = parse_body(f'{{"templateID":"base","network":{network}}}'.encode(), NewSandbox)
+        effective_network(wanted.network, None, "host")
+    assert raised.value.status == 400
+
+
+def test_a_host_name_is_that_of_a_port() -> None:
+    assert parse_host("8080-holdfast-abc.e2b.test:443", "e2b.test") == Target("holdfast-abc", 8080)
+    for other in ("api.e2b.test", "8080-x.other.test", "0-x.e2b.test", "99999-x.e2b.test", "8080-x.y.e2b.test", ""):
+        assert parse_host(other, "e2b.test") is None
+
+
+def test_templates_of_a_file_have_names_fields_and_defaults() -> None:
+    found = parse_templates(b'[base]\nimage = "debian:12"\nmemory = "1GiB"\n', "file")
+    assert found == {"base": Template(image="debian:12", memory="1GiB")}
+    assert set(load_templates(None)) == {"base", "code-interpreter-v1"}
+    for wrong, named in (
+        (b"[base]\nimages = 'x'\n", "images"),
+        (b"[base]\nlifetime = 5\n", "lifetime"),
+        (b"base = 5\n", "base"),
+        (b"[base", "TOML"),
+    ):
+        with pytest.raises(errors.InvalidParams, match=named):
+            parse_templates(wrong, "file")
+
+
+def test_the_id_of_a_process_has_its_deadline_and_its_tag() -> None:
+    id = process_id(60.0, "a tag / é")
+    assert tag_of(id) == "a tag / é"
+    assert deadline_of(id) is not None
+    assert (tag_of(process_id(None, None)), deadline_of(process_id(None, None))) == (None, None)
+    assert (tag_of("another"), deadline_of("e2b-x")) == (None, None)
+
+
+def test_a_proxy_passes_on_neither_hop_by_hop_headers_nor_those_they_name() -> None:
+    headers = [(b"Connection", b"X-Private, close"), (b"X-Private", b"1"), (b"TE", b"trailers"), (b"X-Kept", b"2")]
+    assert passed_headers(headers, frozenset()) == [(b"x-kept", b"2")]
+
+
+async def test_a_body_is_bounded_in_size_and_in_silence() -> None:
+    big = receiver([{"type": "http.request", "body": b"x" * 11, "more_body": True}])
+    with pytest.raises(Problem) as raised:
+        await connect.whole_body(big, 10, 60.0)
+    assert raised.value.status == 413
+    silent = receiver([{"type": "http.request", "body": b"x", "more_body": True}])
+    with pytest.raises(Problem) as raised:
+        await connect.whole_body(silent, 10, 0.01)
+    assert raised.value.status == 408
+    with pytest.raises(Problem) as raised:
+        await connect.whole_body(receiver([{"type": "http.disconnect"}]), 10, 60.0)
+    assert raised.value.code == "canceled"
+
+
+async def test_an_upload_is_bounded_after_its_decompression() -> None:
+    bomb = zlib.compress(bytes(50_000_000), wbits=31)
+    size = 0
+    with pytest.raises(Problem, match="more than 1000000 bytes"):  # noqa: PT012
+        async for piece in _bounded(_unzipped(pieces(bomb)), 1_000_000):
+            size += len(piece)
+            assert len(piece) <= 1024 * 1024
+    assert size <= 1_000_000
+    with pytest.raises(Problem, match="ends within"):
+        await read_all(_unzipped(pieces(bomb[:100])))
+    with pytest.raises(Problem, match="not gzip"):
+        await read_all(_unzipped(pieces(b"plain")))
+
+
+def test_errors_have_the_status_by_which_the_sdks_choose_a_class() -> None:
+    for error, status, code in (
+        (errors.FileNotFound("x"), 404, "not_found"),
+        (errors.UnknownUser("x"), 401, "unauthenticated"),
+        (errors.ResourceExhausted("x", errno=errno.ENOSPC), 507, "resource_exhausted"),
+        (errors.InvalidParams("x"), 400, "invalid_argument"),
+        (errors.ConnectionLost("x"), 502, "unavailable"),
+        (errors.SandboxError("x"), 500, "internal"),
+    ):
+        problem = problem_of(error)
+        assert (problem.status, problem.code) == (status, code)
+    # The SDKs recognize a sandbox that has ended by these words.
+    assert "was not found" in problem_of(errors.SandboxGone("x"), "id").message
