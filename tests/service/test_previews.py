@@ -198,6 +198,16 @@ async def service(settings: ServiceSettings) -> AsyncIterator[ServiceReplica]:
     replica = ServiceReplica(settings)
     await replica.start()
     yield replica
+    await stop(replica)
+
+
+async def stop(replica: ServiceReplica) -> None:
+    """Stop the service, and remove the sandboxes of its sessions."""
+    operator = Caller("root", "operator")
+    found, _ = await replica._manager.find(operator)
+    for view in found:
+        await replica._manager.close(operator, view.record.session_id, "force")
+    await replica._sandboxes.remove_ended()
     await replica.stop()
 
 
@@ -445,7 +455,7 @@ async def test_a_preview_over_the_protocol_and_by_the_verb(
         assert await asyncio.to_thread(main, verb) == 0
         assert capsys.readouterr().out.partition("?")[2].startswith("holdfast_ticket=")
     finally:
-        await service.stop()
+        await stop(service)
 
 
 async def test_without_a_port_previews_are_off(settings: ServiceSettings) -> None:
