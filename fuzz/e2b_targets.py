@@ -21,8 +21,8 @@ from holdfast.integrations.e2b.envd.multipart import MultipartEvents, PartBegin,
 from holdfast.integrations.e2b.envd.watchers import translate
 from holdfast.integrations.e2b.open_sandbox import deadline_of, process_id, tag_of
 from holdfast.integrations.e2b.ports import interpreter
-from holdfast.integrations.e2b.ports.previews import passed_headers
 from holdfast.integrations.e2b.problems import Problem
+from holdfast.service.fronts.port_proxy import passed_headers
 from holdfast.types import WatchEvent
 
 _LIMIT = 256

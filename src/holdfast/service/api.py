@@ -38,6 +38,8 @@ class PolicyRequest(ServiceStruct, frozen=True):
     inherit_workspace: bool = False
     require: tuple[str, ...] = ()
     network: Network | None = None
+    #: Ports that may have previews: `8000`, `9000-9100`.
+    ports: tuple[str, ...] = ()
     resources: Resources = Resources()
 
 
@@ -187,6 +189,34 @@ class AuditFilter(ServiceStruct, frozen=True):
     until: float | None = None
     contains: str = ""
     newest_first: bool = False
+
+
+class PreviewRequest(ServiceStruct, frozen=True):
+    """`CreatePreview`."""
+
+    session_id: str
+    port: int
+    #: Seconds; None is the longest time that the service allows.
+    lifetime: float | None = None
+
+
+class Preview(ServiceStruct, frozen=True):
+    """A preview of a port. Each URL contains a ticket: a browser that has it needs no token."""
+
+    preview_id: str
+    session_id: str
+    port: int
+    #: With a host name of the preview's own, or `path_url` where the service has no name for that.
+    url: str
+    #: `/preview/SESSION/PORT/` at the host name that all previews share.
+    path_url: str
+    expires_at: float
+
+
+class PreviewApi(Protocol):
+    """`CreatePreview`, in a service with a port for previews."""
+
+    async def create_preview(self, caller: Caller, request: PreviewRequest) -> Preview: ...
 
 
 class SessionApi(Protocol):

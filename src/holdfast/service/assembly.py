@@ -36,6 +36,7 @@ from holdfast.service.fronts.grpc import GrpcFront, GrpcSettings
 from holdfast.service.fronts.handler import Handler
 from holdfast.service.fronts.http import HttpFront, HttpSettings
 from holdfast.service.fronts.listening import TlsFiles
+from holdfast.service.fronts.preview import PreviewFront
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.housekeeping import Housekeeping
 from holdfast.service.monitor.monitor import MonitorSettings, ResourceMonitor
@@ -48,6 +49,7 @@ from holdfast.service.observability.observer import ServiceCallObserver, count_m
 from holdfast.service.observability.tracing import Tracer, open_tracer
 from holdfast.service.policy.made_sandbox import is_made
 from holdfast.service.policy.profiles import PolicyRules
+from holdfast.service.previews.previews import Previews
 from holdfast.service.problems import Problem
 from holdfast.service.rules_file import read_rules
 from holdfast.service.sandboxes.session_pools import SessionPools
@@ -79,6 +81,8 @@ class StartupReport(ServiceStruct, frozen=True):
     store: str
     rules: str
     sandbox: str
+    #: The URL that those of previews begin with; empty without a port for previews.
+    preview: str = ""
     #: The token of an operator that this start created.
     operator_token: str = ""
 
@@ -98,6 +102,8 @@ class ServiceReplica:
         self._redact = Redactor(settings.redact)
         self._rulebook = Rulebook(read_rules(settings.rules))
         self._http: HttpFront | None = None
+        self._previews: Previews | None = None
+        self._preview: PreviewFront | None = None
         #: Stopped in reverse order.
         self._parts = AsyncExitStack()
 
@@ -135,7 +141,9 @@ class ServiceReplica:
         admission = Admission(access, Rates(settings, clock), ServiceCallObserver(self.metrics, self._tracer))
         views = SessionViews(manager, store, self._monitor, self._sandboxes, lambda: self.rules, clock, settings)
         parts.push_async_callback(views.stop)
-        started = await self._fronts(Handler(manager, views), admission)
+        started = await self._fronts(Handler(manager, views, previews=self._previews), admission)
+        if self._previews is not None:
+            started = replace(started, preview=await self._preview_front(self._previews))
         self.readiness.set("service")
         return replace(started, store=store.database.place, operator_token=token)
 
@@ -154,6 +162,9 @@ class ServiceReplica:
         uids = parse_uids(settings.session_uids)
         if os.geteuid() == 0:
             check_free(uids)
+        if settings.listen_preview:
+            count = self.metrics.previews.set
+            self._previews = Previews(store, sandboxes, pool, lambda: self.rules, clock, settings, count)
         preparation = Preparation(
             pool, egress, lambda agent_id: store.session_uid(agent_id, uids), hidden=own_files(store, settings)
         )
@@ -169,11 +180,14 @@ class ServiceReplica:
             usage=monitor.latest,
             emit=count_metrics(self.metrics),
             tracer=self._tracer,
-            watchers=(monitor, egress, sandboxes),
+            watchers=(monitor, egress, sandboxes, *([self._previews] if self._previews else [])),
             sandboxes=sandboxes,
             assigned_profile=partial(agents.assigned_profile, store),
         )
         parts.push_async_callback(manager.stop)
+        if self._previews is not None:
+            self._previews.sessions = manager
+            parts.push_async_callback(self._previews.stop)
         parts.push_async_callback(egress.stop)
         parts.push_async_callback(monitor.stop)
         await manager.start()
@@ -197,7 +211,7 @@ class ServiceReplica:
 
     async def _fronts(self, handler: Handler, admission: Admission) -> StartupReport:
         settings = self._settings
-        tls = TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca) if settings.tls_cert else None
+        tls = _tls(settings)
         limits = _connections(settings)
         started = StartupReport("", "", "", settings.rules, settings.sandbox)
         if settings.listen_grpc:
@@ -238,6 +252,23 @@ class ServiceReplica:
         self._parts.callback(admission.stop)
         return started
 
+    async def _preview_front(self, previews: Previews) -> str:
+        settings = self._settings
+        self._preview = PreviewFront(previews, settings, _tls(settings), self._clock)
+        limits = ConnectionLimits(
+            settings.preview_connections,
+            settings.preview_connections_per_address,
+            settings.half_open_connections,
+            settings.head_seconds,
+        )
+        # A request has a connection to its client, and the two ends of the one to the sandbox.
+        room = descriptors_for_ports(3 * limits.most, settings.reserved_descriptors + 2 * settings.max_connections)
+        await self._preview.start(limits.within(room // 3))
+        self._parts.push_async_callback(self._preview.stop, STOP_SECONDS)
+        # First, so that open WebSockets and streams do not delay the stop.
+        self._parts.push_async_callback(previews.stop)
+        return self._preview.url
+
     def _render_metrics(self) -> tuple[bytes, str]:
         followers = self._manager.leases.followers()
         count_sessions(self.metrics, ((each.record.kind, "BUSY" if each.busy else "IDLE") for each in followers))
@@ -254,6 +285,8 @@ class ServiceReplica:
             self._sandboxes.pools.apply(self.rules)
             if self._http is not None:
                 self._http.reload_tls()
+            if self._preview is not None:
+                self._preview.reload_tls()
         except Problem as problem:
             _log.error("reload: %s; the old rules and certificates stay", problem.message)
         else:
@@ -298,6 +331,10 @@ def _cancel_this_task() -> Callable[[], object]:
     task = asyncio.current_task()
     assert task is not None
     return task.cancel
+
+
+def _tls(settings: ServiceSettings) -> TlsFiles | None:
+    return TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca) if settings.tls_cert else None
 
 
 def _connections(settings: ServiceSettings) -> ConnectionLimits:

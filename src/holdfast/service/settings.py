@@ -43,6 +43,31 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Whether gRPC reflection and the health service answer without a token: tools expect that.
     open_reflection: bool = True
 
+    #: `HOST:PORT` of previews of sessions' ports; empty is none. A port of its own, because the pages of a preview
+    #: are those of a sandbox: their origin must not be that of the console.
+    listen_preview: str = ""
+    #: The URL at which browsers reach that port, `https://previews.example.com`; empty is `http://localhost:PORT`.
+    #: Each preview has a name below its host name, which needs a wildcard in the DNS and in the certificate;
+    #: browsers resolve names below `localhost` themselves. At an IP address, previews have a path only.
+    preview_url: str = ""
+    #: The longest life of a preview: a working session in front of a browser.
+    preview_seconds: float = 3_600.0
+    #: Previews that one replica and one session may have open: a page or two of each of some hundred sessions.
+    max_previews: int = 1_000
+    previews_per_session: int = 16
+    #: Connections of that port at a time, from one address, and requests and WebSockets of one preview. Each takes
+    #: three descriptors. A browser opens six connections to a host, and some WebSockets.
+    preview_connections: int = 512
+    preview_connections_per_address: int = 256
+    connections_per_preview: int = 32
+    #: The largest request to a preview, such as an upload, and the largest message of a WebSocket, which is held in
+    #: memory.
+    preview_request_bytes: int = 64 * MIB
+    preview_message_bytes: int = 1 * MIB
+    #: How long a client may be silent in the middle of a request, and a server in a sandbox before it answers.
+    preview_idle_seconds: float = 60.0
+    preview_answer_seconds: float = 300.0
+
     #: Connections of each port at a time, and from one address. A connection is a descriptor and some kilobytes;
     #: each long poll and each stream over HTTP is one. Agents behind one proxy share its address; half of the total
     #: stays for others.

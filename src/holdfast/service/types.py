@@ -104,6 +104,8 @@ class SessionPolicy(ServiceStruct, frozen=True):
     network: Network = "host"
     #: `HOST`, `*.DOMAIN`, `HOST:PORT`, with `network = "allow-list"`.
     allowed_hosts: tuple[str, ...] = ()
+    #: Ports of which the session may have previews: `8000`, `9000-9100`.
+    ports: tuple[str, ...] = ()
     #: Programs that can be executed, names or paths with `*` and `?`; None where the rules name no list.
     programs: tuple[str, ...] | None = None
     resources: Resources = Resources()

@@ -18,9 +18,9 @@ from holdfast.integrations.e2b.control.templates import load_templates, parse_te
 from holdfast.integrations.e2b.envd import connect_protocol as connect
 from holdfast.integrations.e2b.envd.files import _bounded, _unzipped
 from holdfast.integrations.e2b.open_sandbox import deadline_of, process_id, tag_of
-from holdfast.integrations.e2b.ports.previews import passed_headers
 from holdfast.integrations.e2b.problems import Problem, problem_of
 from holdfast.integrations.e2b.settings import KEY_VARIABLE, Keyring, load_key
+from holdfast.service.fronts.port_proxy import passed_headers
 
 
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import msgspec
 import uvicorn
@@ -19,7 +17,7 @@ from holdfast.integrations.e2b.application import Application
 from holdfast.integrations.e2b.control.sandboxes import Sandboxes
 from holdfast.integrations.e2b.control.templates import BASE, load_templates
 from holdfast.integrations.e2b.settings import E2BSettings, Keyring, load_key
-from holdfast.service.fronts.connections import AcceptedConnection, ConnectionGate, descriptors_for_ports
+from holdfast.service.fronts.connections import descriptors_for_ports
 from holdfast.service.fronts.listening import bind, check_address, parse_address
 from holdfast.service.fronts.web_server import WebServer, WebSocketConnection
 
@@ -80,10 +78,7 @@ async def serving(settings: E2BSettings) -> AsyncIterator[Started]:
             listener = bind(address)
             app = Application(sandboxes, keys, settings)
             server = _server(settings, app, tls)
-            serving_task = asyncio.create_task(server.serve(sockets=[listener]))
-            up = asyncio.create_task(server.is_up.wait())
-            await asyncio.wait((serving_task, up), return_when=asyncio.FIRST_COMPLETED)
-            up.cancel()
+            await server.open(listener)
             try:
                 if address.is_unix:
                     url = str(address)
@@ -94,14 +89,13 @@ async def serving(settings: E2BSettings) -> AsyncIterator[Started]:
                 names = tuple(sorted(templates, key=lambda name: (name != BASE, name)))
                 yield Started(url, settings.engine, settings.domain, names, source, key if made else "")
             finally:
-                server.stop_within(_GRACE_SECONDS)
-                await serving_task
+                await server.aclose(_GRACE_SECONDS)
                 await app.aclose()
         finally:
             await sandboxes.aclose()
 
 
-def _server(settings: E2BSettings, app: Application, tls: ssl.SSLContext | None) -> _Server:
+def _server(settings: E2BSettings, app: Application, tls: ssl.SSLContext | None) -> WebServer:
     limits = settings.connections
     limits = limits.within(descriptors_for_ports(limits.most, _RESERVED_DESCRIPTORS))
     config = uvicorn.Config(
@@ -121,27 +115,4 @@ def _server(settings: E2BSettings, app: Application, tls: ssl.SSLContext | None)
         # A message of a preview's WebSocket is held in memory.
         ws_max_size=settings.max_message_bytes,
     )
-    return _Server(config, limits, tls)
-
-
-class _Server(WebServer):
-    """A server with WebSockets, whose connections are counted as well."""
-
-    def _protocol(self, connection: AcceptedConnection) -> asyncio.Protocol:
-        made: Any = super()._protocol(connection)
-        # At an upgrade the transport gets a protocol of this class, and reports the end of the connection to it.
-        made.ws_protocol_class = functools.partial(_counted, made.ws_protocol_class, self.gate, connection)
-        protocol: asyncio.Protocol = made
-        return protocol
-
-
-def _counted(kind: Any, gate: ConnectionGate, connection: AcceptedConnection, **arguments: Any) -> asyncio.Protocol:
-    """A WebSocket protocol of the class `kind` that leaves the gate with its connection."""
-
-    class Counted(kind):
-        def connection_lost(self, exc: Exception | None) -> None:
-            gate.leave(connection)
-            super().connection_lost(exc)
-
-    protocol: asyncio.Protocol = Counted(**arguments)
-    return protocol
+    return WebServer(config, limits, tls)

@@ -34,6 +34,7 @@ class ServiceClient(sync._Closing[service_client.ServiceClient]):
     get_session = sync._Blocking(service_client.ServiceClient.get_session)
     list_sessions = sync._Blocking(service_client.ServiceClient.list_sessions)
     close_session = sync._Blocking(service_client.ServiceClient.close_session)
+    create_preview = sync._Blocking(service_client.ServiceClient.create_preview)
     send_input = sync._Blocking(service_client.ServiceClient.send_input)
     read_output = sync._Blocking(service_client.ServiceClient.read_output)
     stream_output = sync._Streaming(service_client.ServiceClient.stream_output)

@@ -19,6 +19,7 @@ from holdfast.service.api import (
     InputResult,
     OutputRead,
     PolicyRequest,
+    Preview,
     RunRequest,
     RunResult,
     SessionEvent,
@@ -49,6 +50,7 @@ def _policy(policy: PolicyRequest) -> pb.SessionPolicy:
         inherit_agent_workspace=policy.inherit_workspace,
         require=policy.require,
         network=policy.network or "",
+        ports=policy.ports,
         resources=pb.ResourceLimits(**msgspec.structs.asdict(policy.resources)),
     )
 
@@ -121,6 +123,7 @@ def _granted(policy: pb.SessionPolicy) -> PolicyRequest:
             "inherit_workspace": policy.inherit_agent_workspace,
             "require": list(policy.require),
             "network": policy.network or None,
+            "ports": list(policy.ports),
             "resources": limits,
         },
         PolicyRequest,
@@ -182,6 +185,10 @@ def ran(reply: pb.RunCommandResponse) -> RunResult:
 
 def closed(reply: pb.CloseSessionResponse) -> CloseResult:
     return _struct(CloseResult, reply, state=_state(reply.final_state))
+
+
+def preview(reply: pb.CreatePreviewResponse) -> Preview:
+    return _struct(Preview, reply)
 
 
 def event(message: pb.SessionEvent) -> SessionEvent | None:

@@ -25,6 +25,7 @@ from holdfast.service.api import (
     InputResult,
     OutputRead,
     PolicyRequest,
+    Preview,
     RunRequest,
     RunResult,
     SessionEvent,
@@ -157,6 +158,12 @@ class ServiceClient:
         mode = self._pb.FORCE if force else self._pb.GRACEFUL
         request = self._pb.CloseSessionRequest(session_id=session_id, mode=mode)
         return self._messages.closed(await self._call("CloseSession", request))
+
+    async def create_preview(self, session_id: str, port: int, *, lifetime: float | None = None) -> Preview:
+        """Open a port of the session's sandbox to browsers, for `lifetime` seconds at most; `url` has a ticket."""
+        seconds = 0 if lifetime is None else max(1, int(lifetime))
+        request = self._pb.CreatePreviewRequest(session_id=session_id, port=port, lifetime_seconds=seconds)
+        return self._messages.preview(await self._call("CreatePreview", request))
 
     # --- input and output ----------------------------------------------------------------------------------------
 

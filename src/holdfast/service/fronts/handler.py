@@ -9,9 +9,10 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, cast
 
-from holdfast.service.api import SessionApi
+from holdfast.service.api import PreviewApi, SessionApi
 from holdfast.service.fronts import replies, requests
 from holdfast.service.fronts.view_handler import ViewHandler, closing, only_own
+from holdfast.service.problems import NotNow
 from holdfast.service.types import Caller, ServiceStruct
 from holdfast.service.view_api import ViewApi
 from holdfast.session.v1 import session_pb2 as pb
@@ -63,10 +64,13 @@ def methods() -> list[RpcMethod]:
 class Handler(ViewHandler):
     """Serves both front ends. Raises only `Problem`, except for bugs."""
 
-    def __init__(self, api: SessionApi, views: ViewApi | None = None) -> None:
-        """Without `views`, the methods for dashboards are refused."""
+    def __init__(
+        self, api: SessionApi, views: ViewApi | None = None, *, previews: PreviewApi | None = None
+    ) -> None:
+        """Without `views`, the methods for dashboards are refused; without `previews`, `CreatePreview` is."""
         super().__init__(views)
         self._api = api
+        self._previews = previews
 
     def unary(self, method: RpcMethod) -> Unary:
         """Return the function for a method with one reply."""
@@ -162,6 +166,12 @@ class Handler(ViewHandler):
     async def list_approvals(self, caller: Caller, request: pb.ListApprovalsRequest) -> pb.ListApprovalsResponse:
         session_id = requests.session_id(request, required=False)
         return replies.approvals(await self._api.approvals(caller, session_id, ended=request.ended))
+
+    async def create_preview(self, caller: Caller, request: pb.CreatePreviewRequest) -> pb.CreatePreviewResponse:
+        asked = requests.preview_request(request)
+        if self._previews is None:
+            raise NotNow("this service has no port for previews (setting listen_preview)", reason="PREVIEWS_OFF")
+        return replies.message(pb.CreatePreviewResponse, await self._previews.create_preview(caller, asked))
 
     async def answer_approval(self, caller: Caller, request: pb.AnswerApprovalRequest) -> pb.AnswerApprovalResponse:
         outcome = await self._api.answer_approval(

@@ -13,7 +13,16 @@ from typing import Any, Final, cast, get_args
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from holdfast.service.api import AuditFilter, Control, ControlType, CreateRequest, PolicyRequest, RunRequest
+from holdfast.service.api import (
+    AuditFilter,
+    Control,
+    ControlType,
+    CreateRequest,
+    PolicyRequest,
+    PreviewRequest,
+    RunRequest,
+)
+from holdfast.service.policy.ports import parse_ports, show_ports
 from holdfast.service.problems import Invalid
 from holdfast.service.types import CloseMode, EventType, Guard, Network, Resources, State
 from holdfast.service.view_api import SummaryFilter
@@ -199,6 +208,13 @@ def _policy(policy: pb.SessionPolicy, field: str) -> PolicyRequest:
             raise invalid(f"{field}.require[{index}]", f"{guard[:40]!r} is none of {', '.join(get_args(Guard))}")
     if policy.network and policy.network not in get_args(Network):
         raise invalid(f"{field}.network", f"{policy.network[:40]!r} is none of {', '.join(get_args(Network))}")
+    _count(policy.ports, f"{field}.ports", _MOST_WORDS)
+    for index, ports in enumerate(policy.ports):
+        try:
+            parse_ports(ports)
+        except ValueError:
+            expected = "is not a port from 1 to 65535 or a range (9000-9100)"
+            raise invalid(f"{field}.ports[{index}]", f"{ports[:40]!r} {expected}") from None
     return PolicyRequest(
         profile=identifier(policy.profile, f"{field}.profile"),
         idle_timeout=float(policy.idle_timeout_seconds) or None,
@@ -207,6 +223,7 @@ def _policy(policy: pb.SessionPolicy, field: str) -> PolicyRequest:
         inherit_workspace=policy.inherit_agent_workspace,
         require=tuple(dict.fromkeys(policy.require)),
         network=cast(Network, policy.network) if policy.network else None,
+        ports=tuple(map(show_ports, policy.ports)),
         resources=_resources(policy.resources, f"{field}.resources"),
     )
 
@@ -257,6 +274,12 @@ def run_request(request: pb.RunCommandRequest) -> RunRequest:
         max_bytes=read_size(request.max_bytes),
         request_id=identifier(request.request_id, "request_id"),
     )
+
+
+def preview_request(request: pb.CreatePreviewRequest) -> PreviewRequest:
+    if not 1 <= request.port <= 65_535:
+        raise invalid("port", "is not a port from 1 to 65535")
+    return PreviewRequest(session_id(request), request.port, float(request.lifetime_seconds) or None)
 
 
 def states(values: Iterable[int]) -> tuple[State, ...]:

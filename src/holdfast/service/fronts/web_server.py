@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Any, Final
@@ -36,6 +37,23 @@ class WebServer(uvicorn.Server):
         self.gate = ConnectionGate(replace(limits, most=limits.most + _REFUSABLE))
         self._tls = tls
         self._acceptor: Acceptor | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def open(self, listener: socket.socket) -> None:
+        """Serve on a bound socket until `aclose`; raises if the start fails."""
+        self._serving = asyncio.create_task(self.serve(sockets=[listener]))
+        up = asyncio.create_task(self.is_up.wait())
+        await asyncio.wait((self._serving, up), return_when=asyncio.FIRST_COMPLETED)
+        up.cancel()
+        if self._serving.done():
+            listener.close()
+            await self._serving
+
+    async def aclose(self, grace: float) -> None:
+        """Stop accepting; running requests have `grace` seconds."""
+        self.stop_within(grace)
+        if self._serving is not None:
+            await self._serving
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:

@@ -134,6 +134,7 @@ class Metrics:
             "holdfast_approvals", "Approval requests that ended, by outcome.", ("outcome",), registry=r
         )
         self.event_subscribers = Gauge("holdfast_event_subscribers", "Open subscriptions to events.", registry=r)
+        self.previews = Gauge("holdfast_previews", "Open previews of ports.", registry=r)
         self.sandbox_connections = Gauge("holdfast_sandbox_connections", "Connected sandboxes.", registry=r)
         self.sandbox_failures = Counter(
             "holdfast_sandbox_failures", "Failed attempts to reach a sandbox.", registry=r

@@ -17,6 +17,7 @@ from holdfast.secret_names import looks_secret
 from holdfast.service.api import ControlType, PolicyRequest
 from holdfast.service.policy.command_line import NEED_NO_RULE, CommandLine, decides_program, read_command_line
 from holdfast.service.policy.command_rules import SYSTEM_DIRECTORIES, match_rule
+from holdfast.service.policy.ports import covers
 from holdfast.service.policy.profiles import BUILT_IN, PolicyRules, Profile, Verdict, valid_agent_id
 from holdfast.service.problems import Denied, Invalid
 from holdfast.service.types import Guard, Network, Resources, ServiceStruct, SessionPolicy
@@ -92,6 +93,7 @@ def resolve(
         user=profile.sandbox.user,
         network=_network(profile, request.network),
         allowed_hosts=profile.network.hosts,
+        ports=_ports(profile, request.ports),
         programs=_programs(profile),
         resources=_resources(profile, request.resources),
         require=_required(profile, request.require),
@@ -141,6 +143,28 @@ def _network(profile: Profile, asked: Network | None) -> Network:
     if _NETWORKS.index(asked) > _NETWORKS.index(profile.network.mode):
         raise _denied(profile, "network.mode", f"network {asked!r} is more than {profile.network.mode!r}")
     return asked
+
+
+def _ports(profile: Profile, asked: tuple[str, ...]) -> tuple[str, ...]:
+    for index, ports in enumerate(asked):
+        try:
+            allowed = covers(profile.previews.ports, ports)
+        except ValueError:
+            raise Invalid(
+                f"{ports!r} is not a port or a range", reason="INVALID_PORT", field=f"policy.ports[{index}]"
+            ) from None
+        if not allowed:
+            raise _denied(profile, "previews.ports", f"a preview of port {ports} is not allowed")
+    return asked or profile.previews.ports
+
+
+def decide_preview(profile: Profile, policy: SessionPolicy, port: int) -> Decision:
+    """Decide whether a session may have a preview of a port, by its policy and by the profile as it is now."""
+    rule = "previews.ports"
+    key, location = f"profiles.{profile.name}.{rule}", profile.location(rule)
+    if covers(policy.ports, port) and covers(profile.previews.ports, port):
+        return Decision("allow", f"a preview of port {port} is allowed", key, location)
+    return Decision("deny", f"a preview of port {port} is not allowed", key, location)
 
 
 def _resources(profile: Profile, asked: Resources) -> Resources:

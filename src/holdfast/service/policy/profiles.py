@@ -31,6 +31,9 @@ Bytes = Annotated[int | None, msgspec.Meta(extra={"unit": "bytes"})]
 Count = Annotated[int | None, msgspec.Meta(extra={"unit": "count"})]
 Cores = Annotated[float | None, msgspec.Meta(extra={"unit": "cores"})]
 
+#: A port, or text such as "8000", "9000-9100" (`policy.ports`).
+Ports = Annotated[str, msgspec.Meta(extra={"unit": "ports"})]
+
 MIB: Final = 1024 * 1024
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 #: Location of a decision that no line of a file made.
@@ -103,6 +106,12 @@ class NetworkAccess(ServiceStruct, frozen=True):
     hosts: tuple[str, ...] = ()
 
 
+class PreviewRules(ServiceStruct, frozen=True):
+    """Ports of a session's sandbox that browsers may reach through the service. By default none."""
+
+    ports: tuple[Ports, ...] = ()
+
+
 class ResourceLimits(ServiceStruct, frozen=True):
     """Limits of one session and all its processes."""
 
@@ -172,6 +181,7 @@ class Profile(ServiceStruct, frozen=True):
     environment: Environment = Environment()
     commands: Commands = Commands()
     network: NetworkAccess = NetworkAccess()
+    previews: PreviewRules = PreviewRules()
     resources: ResourceLimits = ResourceLimits()
     sandbox: SandboxRules = SandboxRules()
     approvals: ApprovalRules = ApprovalRules()

@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.errors import InvalidParams
 from holdfast.fleet.template import Template, make_template
+from holdfast.service.policy.ports import show_ports
 from holdfast.service.policy.profiles import (
     AgentRules,
     CommandRule,
@@ -47,6 +48,7 @@ _EXPECTED: Final = {
     "count": 'a whole number above 0, or "unlimited"',
     "whole": "a whole number above 0",
     "cores": 'a number above 0, or "unlimited"',
+    "ports": 'a port from 1 to 65535, or a range such as "9000-9100"',
 }
 _HOST: Final = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(:\d{1,5})?|\[[0-9a-fA-F:]+\](:\d{1,5})?")
 _PROFILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
@@ -393,8 +395,13 @@ class _Loader:
         return value
 
 
-def _measured(value: Any, unit: str) -> int | float | None:
+def _measured(value: Any, unit: str) -> int | float | str | None:
     expected = f"{_shown(value)} is not {_EXPECTED[unit]}"
+    if unit == "ports":
+        try:
+            return show_ports(value)
+        except ValueError:
+            raise _Complaint(expected) from None
     if value == "unlimited" and unit in ("bytes", "count", "cores"):
         return None
     if isinstance(value, str):

@@ -21,6 +21,7 @@ from holdfast.exec_api import ExecApi
 from holdfast.fleet.engine import ENGINES
 from holdfast.fleet.fleet import Fleet, FleetSandbox
 from holdfast.fleet.record import ID_PREFIX, Refs, is_id, new_id, new_record
+from holdfast.fleet.template import Template
 from holdfast.service.policy.made_sandbox import MadeSandbox
 from holdfast.service.problems import Denied, NotNow, Problem, TooLate
 from holdfast.service.sandboxes.session_pools import SessionPools
@@ -184,6 +185,17 @@ class SessionSandboxes:
         fleet = self._fleet(engine)
         ref = await fleet.get(id)
         return await fleet.engine.open(ref, reconnect_deadline=self._settings.reconnect_seconds)
+
+    async def template_of(self, record: SessionRecord) -> Template | None:
+        """Return the template of the sandbox that was made for this session; None if there is no such sandbox."""
+        owned = await self._store.owned_sandboxes(record.sandbox)
+        if not any(each.session_id == record.session_id and each.sandbox == record.sandbox for each in owned):
+            return None
+        engine, _, id = record.sandbox.partition(":")
+        try:
+            return (await self._fleet(engine).get(id)).record.template
+        except HoldfastError as error:
+            raise problem_of(error, record.sandbox) from error
 
     def _fleet(self, engine: str) -> Fleet:
         if engine not in self._fleets:

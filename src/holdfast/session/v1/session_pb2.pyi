@@ -50,7 +50,7 @@ class OutputToken(_message.Message):
     def __init__(self, value: _Optional[str] = ...) -> None: ...
 
 class SessionPolicy(_message.Message):
-    __slots__ = ("idle_timeout_seconds", "max_lifetime_seconds", "allow_background_processes", "inherit_agent_workspace", "profile", "require", "network", "resources")
+    __slots__ = ("idle_timeout_seconds", "max_lifetime_seconds", "allow_background_processes", "inherit_agent_workspace", "profile", "require", "network", "resources", "ports")
     IDLE_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MAX_LIFETIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ALLOW_BACKGROUND_PROCESSES_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class SessionPolicy(_message.Message):
     REQUIRE_FIELD_NUMBER: _ClassVar[int]
     NETWORK_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    PORTS_FIELD_NUMBER: _ClassVar[int]
     idle_timeout_seconds: int
     max_lifetime_seconds: int
     allow_background_processes: bool
@@ -67,7 +68,8 @@ class SessionPolicy(_message.Message):
     require: _containers.RepeatedScalarFieldContainer[str]
     network: str
     resources: ResourceLimits
-    def __init__(self, idle_timeout_seconds: _Optional[int] = ..., max_lifetime_seconds: _Optional[int] = ..., allow_background_processes: _Optional[bool] = ..., inherit_agent_workspace: _Optional[bool] = ..., profile: _Optional[str] = ..., require: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., resources: _Optional[_Union[ResourceLimits, _Mapping]] = ...) -> None: ...
+    ports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, idle_timeout_seconds: _Optional[int] = ..., max_lifetime_seconds: _Optional[int] = ..., allow_background_processes: _Optional[bool] = ..., inherit_agent_workspace: _Optional[bool] = ..., profile: _Optional[str] = ..., require: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., resources: _Optional[_Union[ResourceLimits, _Mapping]] = ..., ports: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ResourceLimits(_message.Message):
     __slots__ = ("cpu_cores", "cpu_seconds", "memory_bytes", "processes", "output_bytes", "file_size_bytes")
@@ -609,6 +611,32 @@ class AnswerApprovalResponse(_message.Message):
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     outcome: str
     def __init__(self, outcome: _Optional[str] = ...) -> None: ...
+
+class CreatePreviewRequest(_message.Message):
+    __slots__ = ("session_id", "port", "lifetime_seconds")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    port: int
+    lifetime_seconds: int
+    def __init__(self, session_id: _Optional[str] = ..., port: _Optional[int] = ..., lifetime_seconds: _Optional[int] = ...) -> None: ...
+
+class CreatePreviewResponse(_message.Message):
+    __slots__ = ("preview_id", "session_id", "port", "url", "path_url", "expires_at")
+    PREVIEW_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    PATH_URL_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    preview_id: str
+    session_id: str
+    port: int
+    url: str
+    path_url: str
+    expires_at: _timestamp_pb2.Timestamp
+    def __init__(self, preview_id: _Optional[str] = ..., session_id: _Optional[str] = ..., port: _Optional[int] = ..., url: _Optional[str] = ..., path_url: _Optional[str] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class GetCallerRequest(_message.Message):
     __slots__ = ()

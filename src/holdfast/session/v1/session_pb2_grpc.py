@@ -94,6 +94,11 @@ class SessionServiceStub:
                 request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.AnswerApprovalRequest.SerializeToString,
                 response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.AnswerApprovalResponse.FromString,
                 _registered_method=True)
+        self.CreatePreview = channel.unary_unary(
+                '/holdfast.session.v1.SessionService/CreatePreview',
+                request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewRequest.SerializeToString,
+                response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewResponse.FromString,
+                _registered_method=True)
         self.GetCaller = channel.unary_unary(
                 '/holdfast.session.v1.SessionService/GetCaller',
                 request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.GetCallerRequest.SerializeToString,
@@ -231,6 +236,14 @@ class SessionServiceServicer:
 
     def AnswerApproval(self, request, context):
         """Approves or refuses one of them. Operators only, unless the policy allows it to the owner.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreatePreview(self, request, context):
+        """Opens a port of the session's sandbox to browsers for some time. The policy must allow the port, and the sandbox
+        must have been made for the session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -377,6 +390,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.AnswerApproval,
                     request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.AnswerApprovalRequest.FromString,
                     response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.AnswerApprovalResponse.SerializeToString,
+            ),
+            'CreatePreview': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreatePreview,
+                    request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewRequest.FromString,
+                    response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewResponse.SerializeToString,
             ),
             'GetCaller': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCaller,
@@ -758,6 +776,33 @@ class SessionService:
             '/holdfast.session.v1.SessionService/AnswerApproval',
             holdfast_dot_session_dot_v1_dot_session__pb2.AnswerApprovalRequest.SerializeToString,
             holdfast_dot_session_dot_v1_dot_session__pb2.AnswerApprovalResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreatePreview(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.session.v1.SessionService/CreatePreview',
+            holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewRequest.SerializeToString,
+            holdfast_dot_session_dot_v1_dot_session__pb2.CreatePreviewResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -103,6 +103,7 @@ def _addresses(started: StartupReport) -> list[tuple[str, str]]:
     return [
         *([("gRPC", started.grpc)] if started.grpc else []),
         *([("HTTP", started.http)] if started.http else []),
+        *([("previews", started.preview)] if started.preview else []),
         ("store", started.store),
         ("rules", started.rules or "built in"),
         ("sandbox", started.sandbox),

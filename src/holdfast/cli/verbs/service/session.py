@@ -229,6 +229,22 @@ async def _answer(service: ServiceClient, approval_id: str, approve: bool, comme
 
 
 @with_service()
+async def preview(
+    service: ServiceClient,
+    session_id: Annotated[str, typer.Argument(metavar="ID", help="A session.")],
+    port: Annotated[int, typer.Argument(metavar="PORT", min=1, max=65_535, help="A port of its sandbox.")],
+    lifetime: Annotated[
+        float | None, typer.Option(metavar="S", min=1, help="Seconds (default: the service's limit).")
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Open a port of a session's sandbox to browsers and print the URL, which is a secret: it has a ticket."""
+    made = await service.create_preview(session_id, port, lifetime=lifetime)
+    print(json.dumps(_fields(made)) if as_json else made.url)
+    return 0
+
+
+@with_service()
 async def close(
     service: ServiceClient,
     session_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Sessions.")],
@@ -287,6 +303,7 @@ SUB_VERBS: Final = {
     "watch": watch,
     "approve": approve,
     "deny": deny,
+    "preview": preview,
     "close": close,
     "audit": audit,
 }

@@ -1,0 +1,1 @@
+"""Previews: ports of sessions' sandboxes that browsers reach through the service for some time."""
