@@ -50,6 +50,7 @@ from holdfast.service.policy.made_sandbox import is_made
 from holdfast.service.policy.profiles import PolicyRules
 from holdfast.service.problems import Problem
 from holdfast.service.rules_file import read_rules
+from holdfast.service.sandboxes.sandbox_endings import SandboxEndings
 from holdfast.service.sandboxes.session_pools import SessionPools
 from holdfast.service.sandboxes.session_sandboxes import SessionSandboxes
 from holdfast.service.sessions.backend.connections import SandboxPool
@@ -151,6 +152,7 @@ class ServiceReplica:
         gateway = MonitorGateway(pool, store, clock, lambda *work: self._manager.enforce_limit(*work))
         monitor = self._monitor = ResourceMonitor(gateway, clock, self.metrics, _monitor(settings))
         egress = Egress(pool, store, clock)
+        endings = SandboxEndings(store, clock, sandboxes.endings)
         uids = parse_uids(settings.session_uids)
         if os.geteuid() == 0:
             check_free(uids)
@@ -169,11 +171,12 @@ class ServiceReplica:
             usage=monitor.latest,
             emit=count_metrics(self.metrics),
             tracer=self._tracer,
-            watchers=(monitor, egress, sandboxes),
+            watchers=(monitor, egress, sandboxes, endings),
             sandboxes=sandboxes,
             assigned_profile=partial(agents.assigned_profile, store),
         )
         parts.push_async_callback(manager.stop)
+        parts.push_async_callback(endings.stop)
         parts.push_async_callback(egress.stop)
         parts.push_async_callback(monitor.stop)
         await manager.start()
