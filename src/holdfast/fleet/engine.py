@@ -102,6 +102,10 @@ class Engine(abc.ABC):
     async def extend(self, id: str, expires_at: float | None) -> None:
         """Store a new expiry on the engine's object."""
 
+    def can_pause(self, template: Template) -> bool:
+        """Whether a sandbox of this template can be paused."""
+        return type(self).pause is not Engine.pause
+
     async def pause(self, id: str) -> None:
         self.refuse("pause", "this engine does not have it")
 

@@ -305,6 +305,9 @@ class KubernetesEngine(Engine):
                 raise self._gone(id) from None
             await self._claims.patch(id, body)
 
+    def can_pause(self, template: Template) -> bool:
+        return template.options.get("claim") is not None
+
     async def pause(self, id: str) -> None:
         await self._set_mode(id, "pause", "Suspended")
 
