@@ -154,7 +154,7 @@ soak: $(VENV)/installed-dev ## half an hour of mixed work and kills: does anythi
 	$(BIN)/python -m bench.soak --seconds $(SOAK_SECONDS)
 
 image: $(VENV)/installed-dev parts ## build the image of deploy/Dockerfile with a base from this machine's packages, and run it
-	rm -rf wheels && $(BIN)/python -m pip wheel --quiet --wheel-dir wheels '.[service,tracing,websocket]'
+	rm -rf wheels && $(BIN)/python -m pip wheel --quiet --wheel-dir wheels '.[service,kubernetes,tracing,websocket]'
 	HOLDFAST_TEST_IMAGE=yes $(BIN)/python -m pytest tests/sandbox/test_image.py
 
 fuzz: $(VENV)/installed-fuzz ## random bytes to every parser, with coverage (FUZZ_SECONDS for each); FUZZ_TEXTS command texts to real shells

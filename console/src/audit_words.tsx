@@ -57,6 +57,7 @@ export function Words({ record, commands }: { record: AuditRecord; commands: Map
     stream_opened: () => <>the log of <code>{oneLine(body.session_id, 40)}</code> was begun</>,
     stream_marked: () => <>the log of <code>{oneLine(body.session_id, 40)}</code> was marked at row {oneLine(body.seq, 12)}</>,
     sandbox_made: () => <>the sandbox {oneLine(body.sandbox, 80)} was made</>,
+    sandbox_ending: () => <>the sandbox {oneLine(body.sandbox, 80)} ends in {oneLine(body.seconds, 12)} s: {oneLine(body.reason, 300)}</>,
     sandbox_removed: () => <>the sandbox {oneLine(body.sandbox, 80)} was removed</>,
   };
   const words = said[record.kind];

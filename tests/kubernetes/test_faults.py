@@ -105,6 +105,14 @@ async def test_200_megabytes_each_way(cluster: Cluster, make_pod: MakePod) -> No
             if isinstance(event, OutputChunk):
                 shown += event.data
         assert shown.split()[0].decode() == digest.hexdigest()
+        source = await box.start(["sh", "-c", f"seq 1 100000000 | head -c {200 * len(block)} | tee /tmp/sent"])
+        received, size = hashlib.sha256(), 0
+        async for event in source.events():
+            if isinstance(event, OutputChunk):
+                received.update(event.data)
+                size += len(event.data)
+        assert size == 200 * len(block)
+        assert (await box.exec(["sha256sum", "/tmp/sent"])).stdout.split()[0] == received.hexdigest()
 
 
 async def exec_until_it_fails(box: Sandbox) -> None:

@@ -13,17 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.engines import ContainerEngine, debian_root
+from tests.support.engines import PYTHON, ContainerEngine, debian_root
 
 ROOT = Path(__file__).parents[2]
-#: Python with `venv`, and the libraries of the wheels.
-PYTHON = (
-    *("python3", "python3-minimal", "python3.11", "python3.11-minimal", "python3.11-venv", "python3-distutils"),
-    *("libpython3-stdlib", "libpython3.11-minimal", "libpython3.11-stdlib", "python3-pip-whl"),
-    *("python3-setuptools-whl", "libexpat1", "zlib1g", "libssl3", "libsqlite3-0", "libffi8", "libbz2-1.0"),
-    *("liblzma5", "libuuid1", "libncursesw6", "libreadline8", "libdb5.3", "libstdc++6", "libtirpc3", "libnsl2"),
-    *("libgssapi-krb5-2", "libkrb5-3", "libk5crypto3", "libkrb5support0", "libcom-err2", "libkeyutils1"),
-)
 #: What Python and its packages take; a second copy of them, a compiler or a cache would exceed it.
 LARGEST_ADDED = 250 * 1024 * 1024
 

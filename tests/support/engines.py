@@ -281,6 +281,16 @@ _KEPT: Final = ("/usr/share/perl5/", "/usr/share/python-wheels/")
 _LEFT_OUT: Final = ("/usr/share/", "/usr/lib/x86_64-linux-gnu/gconv/", "/usr/lib/aarch64-linux-gnu/gconv/")
 
 
+#: Python with `venv`, and the libraries of the wheels.
+PYTHON: Final = (
+    *("python3", "python3-minimal", "python3.11", "python3.11-minimal", "python3.11-venv", "python3-distutils"),
+    *("libpython3-stdlib", "libpython3.11-minimal", "libpython3.11-stdlib", "python3-pip-whl"),
+    *("python3-setuptools-whl", "libexpat1", "zlib1g", "libssl3", "libsqlite3-0", "libffi8", "libbz2-1.0"),
+    *("liblzma5", "libuuid1", "libncursesw6", "libreadline8", "libdb5.3", "libstdc++6", "libtirpc3", "libnsl2"),
+    *("libgssapi-krb5-2", "libkrb5-3", "libk5crypto3", "libkrb5support0", "libcom-err2", "libkeyutils1"),
+)
+
+
 def debian_root(root: Path, *more: str) -> Path:
     """A small Debian tree with bash and the GNU tools, from this machine's own packages.
 

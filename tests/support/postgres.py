@@ -81,6 +81,16 @@ class Cluster:
         self.resume()
         return port
 
+    def listen_on(self, address: str, client: str) -> int:
+        """Start again with a port on an address of this machine, for one client; returns the port."""
+        self.stop("fast")
+        (self._place / "data" / "pg_hba.conf").write_text(f"local all all trust\nhost all all {client}/32 trust\n")
+        with socket.create_server((address, 0)) as free:
+            port: int = free.getsockname()[1]
+        self._settings |= {"listen_addresses": address, "port": str(port)}
+        self.resume()
+        return port
+
     def stop(self, mode: str = "immediate") -> None:
         """`immediate` loses what was not yet on the disk, `fast` does not."""
         self._control("stop", "-m", mode)

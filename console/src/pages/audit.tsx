@@ -14,13 +14,13 @@ type Verified = { holds: boolean; rows: string; sessions: string; breaks: string
 const KINDS: Record<string, string[]> = {
   // Without bookkeeping of the log and without events, which repeat what these rows say.
   "": [
-    ...["session_created", "close", "session_closed", "error", "sandbox_made", "sandbox_removed", "takeover", "release"],
+    ...["session_created", "close", "session_closed", "error", "sandbox_made", "sandbox_ending", "sandbox_removed", "takeover", "release"],
     ...["input", "control", "command", "command_ended", "decision", "approval_answered"],
   ],
   commands: ["command", "command_ended", "command_started"],
   typed: ["input", "control", "takeover", "release"],
   decisions: ["decision", "approval_answered"],
-  sessions: ["session_created", "session_closed", "error", "sandbox_made", "sandbox_removed"],
+  sessions: ["session_created", "session_closed", "error", "sandbox_made", "sandbox_ending", "sandbox_removed"],
   events: ["event"],
   everything: [],
 };

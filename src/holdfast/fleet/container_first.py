@@ -1,5 +1,8 @@
 """The first process of a container: it starts the server, reaps orphans, and ends on SIGTERM.
 
+With the argument `until-killed` it stays until SIGKILL: the kubelet sends SIGTERM when the grace period of a pod
+begins, and the sandbox is used until that period ends.
+
 The server is a fork that loads its modules once. Started by the `connect` of a client instead, it would need four
 starts of Python one after the other. Runs in containers: standard library and `msgspec` only.
 """
@@ -8,15 +11,20 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Sequence
 from typing import Final
 
 from holdfast.launch import local_server, self_exec
 
+UNTIL_KILLED: Final = "until-killed"
 _SIGNALS: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
-def main() -> None:
-    """Start the server in the background, and reap processes until SIGTERM."""
+def main(arguments: Sequence[str] = ()) -> None:
+    """Start the server in the background, and reap processes until SIGTERM, or until SIGKILL."""
+    # Signals that are blocked and not awaited stay pending.
+    awaited = _SIGNALS[:1] if UNTIL_KILLED in arguments else _SIGNALS
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     if os.fork() == 0:
         code = 1
@@ -25,7 +33,7 @@ def main() -> None:
             code = 0
         finally:
             os._exit(code)
-    while signal.sigwait(_SIGNALS) == signal.SIGCHLD:
+    while signal.sigwait(awaited) == signal.SIGCHLD:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -70,4 +78,4 @@ def _keep(path: str, report: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import importlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from importlib.util import find_spec
 from typing import Any, ClassVar, Final, NoReturn
 
@@ -42,6 +42,16 @@ class Activity(msgspec.Struct, frozen=True):
     idle_seconds: float
     #: Processes, shell commands and terminals that run.
     running: int
+
+
+class SandboxEnding(msgspec.Struct, frozen=True):
+    """A sandbox that the engine ends soon, at the request of others than Holdfast."""
+
+    id: str
+    #: The engine's reason, one line.
+    reason: str
+    #: Seconds until its processes are killed; 0 if they may have ended already.
+    seconds: float
 
 
 class Engine(abc.ABC):
@@ -92,6 +102,10 @@ class Engine(abc.ABC):
     async def extend(self, id: str, expires_at: float | None) -> None:
         """Store a new expiry on the engine's object."""
 
+    def can_pause(self, template: Template) -> bool:
+        """Whether a sandbox of this template can be paused."""
+        return type(self).pause is not Engine.pause
+
     async def pause(self, id: str) -> None:
         self.refuse("pause", "this engine does not have it")
 
@@ -109,6 +123,14 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     async def remove(self, id: str) -> None:
         """Remove the sandbox and all that it holds. No error if there is none."""
+
+    async def endings(self) -> AsyncIterator[SandboxEnding]:
+        """Sandboxes of any maker that end soon, as the engine announces them, each at least once.
+
+        Ends at once for an engine that announces none. Includes sandboxes that Holdfast itself removes.
+        """
+        return
+        yield
 
     async def sweep(self) -> int:
         """Remove what interrupted calls left beside sandboxes (volumes, images, directories); returns how many."""

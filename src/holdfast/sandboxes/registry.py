@@ -55,7 +55,7 @@ class AddressKind(msgspec.Struct, frozen=True):
 
 _CONTAINER: Final[Options] = {**_INSTALL, "user": str}
 _JAIL: Final[Options] = {"network": _boolean, "read_only": str, "writable": str}
-_POD: Final[Options] = {**_INSTALL, "context": str, "wait_ready": float, "via": str}
+_POD: Final[Options] = {**_INSTALL, "context": str, "wait_ready": float, "via": str, "sandbox": str}
 
 KINDS: Final = {
     kind.scheme: kind

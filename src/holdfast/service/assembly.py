@@ -52,6 +52,7 @@ from holdfast.service.policy.profiles import PolicyRules
 from holdfast.service.previews.previews import Previews
 from holdfast.service.problems import Problem
 from holdfast.service.rules_file import read_rules
+from holdfast.service.sandboxes.sandbox_endings import SandboxEndings
 from holdfast.service.sandboxes.session_pools import SessionPools
 from holdfast.service.sandboxes.session_sandboxes import SessionSandboxes
 from holdfast.service.sessions.backend.connections import SandboxPool
@@ -159,6 +160,7 @@ class ServiceReplica:
         gateway = MonitorGateway(pool, store, clock, lambda *work: self._manager.enforce_limit(*work))
         monitor = self._monitor = ResourceMonitor(gateway, clock, self.metrics, _monitor(settings))
         egress = Egress(pool, store, clock)
+        endings = SandboxEndings(store, clock, sandboxes.endings)
         uids = parse_uids(settings.session_uids)
         if os.geteuid() == 0:
             check_free(uids)
@@ -180,11 +182,12 @@ class ServiceReplica:
             usage=monitor.latest,
             emit=count_metrics(self.metrics),
             tracer=self._tracer,
-            watchers=(monitor, egress, sandboxes, *([self._previews] if self._previews else [])),
+            watchers=(monitor, egress, sandboxes, endings, *([self._previews] if self._previews else [])),
             sandboxes=sandboxes,
             assigned_profile=partial(agents.assigned_profile, store),
         )
         parts.push_async_callback(manager.stop)
+        parts.push_async_callback(endings.stop)
         if self._previews is not None:
             self._previews.sessions = manager
             parts.push_async_callback(self._previews.stop)

@@ -30,6 +30,7 @@ EventType = Literal[
     "COMMAND_ENDED",
     "TAKEN_OVER",
     "RELEASED",
+    "SANDBOX_ENDING",
 ]
 #: Guards that the operating system can enforce; `SessionPolicy.require` and the metadata name them.
 Guard = Literal[

@@ -8,9 +8,9 @@ import json
 import platform
 import shutil
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.sandboxes.install.bundle import make_bundle
 from tests.support import engines
@@ -28,25 +28,31 @@ SERVER: Final = "holdfast.test/server:1"
 _MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def archive(root: Path, name: str, target: Path, command: Sequence[str] = ("/bin/sh",)) -> Path:
-    """The tree in `root` as an image archive with one layer."""
+def archive(
+    root: Path,
+    name: str,
+    target: Path,
+    command: Sequence[str] = ("/bin/sh",),
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """The tree in `root` as an image archive with one layer; `config` is laid over that of the image."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         tar.add(root, arcname=".")
     digest = hashlib.sha256(layer.getvalue()).hexdigest()
-    config = json.dumps(
+    about = json.dumps(
         {
             "architecture": _MACHINES.get(platform.machine(), platform.machine()),
             "os": "linux",
-            "config": {"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"], "Cmd": list(command)},
+            "config": {"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"], "Cmd": list(command), **(config or {})},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
         }
     ).encode()
-    config_name = f"{hashlib.sha256(config).hexdigest()}.json"
+    config_name = f"{hashlib.sha256(about).hexdigest()}.json"
     manifest = [{"Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"]}]
     with tarfile.open(target, "w") as tar:
         for member, data in (
-            (config_name, config),
+            (config_name, about),
             ("layer.tar", layer.getvalue()),
             ("manifest.json", json.dumps(manifest).encode()),
         ):

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import AsyncIterator
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -18,8 +19,10 @@ import msgspec
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import HoldfastError, InvalidParams, SandboxError, SandboxGone
 from holdfast.exec_api import ExecApi
-from holdfast.fleet.engine import Engine, Progress, make_ref
+from holdfast.fleet.engine import Engine, Progress, SandboxEnding, make_ref
 from holdfast.fleet.kubernetes import manifest
+from holdfast.fleet.kubernetes.claims import ClaimObject, Claims, check_claim
+from holdfast.fleet.kubernetes.endings import watch_endings
 from holdfast.fleet.kubernetes.manifest import CONTAINER, EXPIRY, ID_LABEL, MAKER_LABEL, RECORD, TREE
 from holdfast.fleet.kubernetes.network_check import reaches_the_network
 from holdfast.fleet.kubernetes.readiness import PodObject
@@ -27,6 +30,7 @@ from holdfast.fleet.kubernetes.watching import PodWatch
 from holdfast.fleet.record import Record, Refs, SandboxRef, check_id, decode_record
 from holdfast.fleet.template import Template
 from holdfast.sandboxes.install.bundle import bundle
+from holdfast.sandboxes.kubernetes.agent_sandbox import Mode
 from holdfast.sandboxes.kubernetes.api import ApiError, ClusterApi, acquire, release
 from holdfast.sandboxes.kubernetes.kubeconfig import is_configured
 from holdfast.sandboxes.kubernetes.pod import Pod
@@ -34,13 +38,14 @@ from holdfast.sandboxes.opening import open_target
 
 log = logging.getLogger(__name__)
 
-#: A removed pod's programs get SIGTERM, and SIGKILL after this many seconds.
+#: A removed pod's programs get SIGKILL after this many seconds, instead of the grace period of the pod.
 GRACE_SECONDS: Final = 1
 #: A cluster that was seen to enforce the policy is checked again after this time.
 CHECKED_SECONDS: Final = 3_600.0
 
-#: When each namespace of a cluster was seen to enforce the policy.
-_checked: dict[tuple[str, str], float] = {}
+#: When each namespace of a cluster was seen to enforce the policy; apart for pods of each warm pool, which got the
+#: label after they had started.
+_checked: dict[tuple[str, ...], float] = {}
 
 
 class KubernetesEngine(Engine):
@@ -60,6 +65,7 @@ class KubernetesEngine(Engine):
         self._maker = secrets.token_hex(8)
         self._shared: ClusterApi | None = None
         self._watch: PodWatch | None = None
+        self._known_claims: Claims | None = None
         self._has_policy = False
         #: UIDs of pods that were made and not connected yet.
         self._uids: dict[str, str] = {}
@@ -77,6 +83,12 @@ class KubernetesEngine(Engine):
     def namespace(self) -> str:
         return self._given_namespace or self.api.config.namespace
 
+    @property
+    def _claims(self) -> Claims:
+        if self._known_claims is None:
+            self._known_claims = Claims(self.api, self.namespace)
+        return self._known_claims
+
     def _path(self, id: str = "") -> str:
         return f"/api/v1/namespaces/{self.namespace}/pods" + (f"/{id}" if id else "")
 
@@ -85,20 +97,25 @@ class KubernetesEngine(Engine):
             await self._watch.aclose()
             self._watch = None
         if self._shared is not None:
-            api, self._shared = self._shared, None
+            api, self._shared, self._known_claims = self._shared, None, None
             await release(api)
 
     # --- making ------------------------------------------------------------------------------------------------
 
     async def check(self, template: Template) -> None:
         await super().check(template)
+        options = manifest.read_options(template)
+        if options.claim is not None:
+            check_claim(template)
+            return
         if template.image is None:
             self.refuse("image", "missing")
-        options = manifest.read_options(template)
         if options.restricted and manifest.read_user(template.user).get("runAsUser") == 0:
             self.refuse("user", "0 is root, which `restricted` excludes")
 
     async def create(self, template: Template, record: Record, progress: Progress | None = None) -> SandboxRef:
+        if template.options.get("claim") is not None:
+            return await self._claim(template, record, progress)
         tree = await _tree() if template.options.get("server_image") else ""
         pod = manifest.pod_manifest(template, record, maker=self._maker, tree=tree)
         if template.network != "host":
@@ -127,6 +144,20 @@ class KubernetesEngine(Engine):
             raise
         self._uids[record.id] = found.metadata.uid
         return self._ref_of(record, found)
+
+    async def _claim(self, template: Template, record: Record, progress: Progress | None) -> SandboxRef:
+        """Take a sandbox of a warm pool of agent-sandbox."""
+        options = manifest.read_options(template)
+        if template.network != "host":
+            await self._ensure_policy()
+        if progress is not None:
+            progress(f"claiming a sandbox of {self.namespace}/{options.claim}", None)
+        try:
+            claim = await self._claims.make(template, record, self._maker, options.ready_timeout)
+        except BaseException:
+            await asyncio.shield(self._clean_up(record.id))
+            raise
+        return self._ref_of_claim(record, claim)
 
     async def _clean_up(self, id: str) -> None:
         """Remove what a failed `create` may have made; the error of that is the one that matters."""
@@ -170,14 +201,25 @@ class KubernetesEngine(Engine):
 
     async def list(self) -> Refs:
         pods, _ = await self.api.list(self._path(), PodObject, labelSelector=ID_LABEL)
-        refs = (self._ref(pod) for pod in pods)
+        refs = [*map(self._ref, pods), *map(self._claimed_ref, await self._claims.list())]
         return sorted((ref for ref in refs if ref is not None), key=lambda ref: ref.created_at)
 
     async def get(self, id: str) -> SandboxRef:
-        ref = self._ref(await self._get(id))
+        try:
+            ref = self._ref(await self._get(id))
+        except SandboxGone:
+            ref = await self._get_claimed(id)
         if ref is None:
             raise self._gone(id)
         return ref
+
+    async def _get_claimed(self, id: str) -> SandboxRef | None:
+        try:
+            return self._claimed_ref(await self._claims.get(id))
+        except ApiError:
+            raise
+        except SandboxError:  # no such claim, or a cluster without claims
+            return None
 
     async def _get(self, id: str) -> PodObject:
         try:
@@ -196,14 +238,31 @@ class KubernetesEngine(Engine):
         return self._ref_of(record, pod)
 
     def _ref_of(self, record: Record, pod: PodObject) -> SandboxRef:
-        text = pod.metadata.annotations.get(EXPIRY)
-        expires_at = record.expires_at if text is None else msgspec.json.decode(text, type=float | None)
         options = "" if self._context is None else f"?context={self._context}"
         address = f"kubernetes:{self.namespace}/{record.id}{options}"
+        expires_at = _expiry(record, pod.metadata.annotations)
         return make_ref(self.name, address, record, pod.state, expires_at=expires_at)
 
+    def _claimed_ref(self, claim: ClaimObject) -> SandboxRef | None:
+        """None for a claim that is not ours, or that is being removed."""
+        record = decode_record(claim.metadata.annotations.get(RECORD, ""))
+        if record is None or record.id != claim.metadata.name or claim.metadata.deletion_timestamp is not None:
+            return None
+        return self._ref_of_claim(record, claim)
+
+    def _ref_of_claim(self, record: Record, claim: ClaimObject) -> SandboxRef:
+        options = "" if self._context is None else f"&context={self._context}"
+        address = f"kubernetes:{self.namespace}?sandbox={claim.status.sandbox.name}{options}"
+        expires_at = _expiry(record, claim.metadata.annotations)
+        return make_ref(self.name, address, record, claim.state, expires_at=expires_at)
+
     async def open(self, ref: SandboxRef, *, reconnect_deadline: float) -> ExecApi:
-        pod = Pod(self.namespace, ref.id, CONTAINER, context=self._context, kubeconfig=self._kubeconfig, via="api")
+        where: dict[str, Any] = {"context": self._context, "kubeconfig": self._kubeconfig, "via": "api"}
+        if ref.record.template.options.get("claim") is not None:
+            claim = await self._claims.get(ref.id)
+            pod = Pod(self.namespace, sandbox=claim.status.sandbox.name, **where)
+        else:
+            pod = Pod(self.namespace, ref.id, CONTAINER, **where)
         if (uid := self._uids.pop(ref.id, None)) is not None:
             pod.is_known(uid)
         tree = ""
@@ -221,7 +280,8 @@ class KubernetesEngine(Engine):
 
     async def _check_network(self, api: ExecApi, ref: SandboxRef, tree: str) -> None:
         """Refuse a sandbox that reaches the network in spite of the policy."""
-        key = (self.api.config.server, self.namespace)
+        pool = ref.record.template.options.get("claim") or ""
+        key = (self.api.config.server, self.namespace, pool)
         if time.monotonic() - _checked.get(key, -CHECKED_SECONDS) < CHECKED_SECONDS:
             return
         if await reaches_the_network(Sandbox(api), tree):
@@ -239,11 +299,46 @@ class KubernetesEngine(Engine):
         try:
             await self.api.patch(self._path(check_id(id)), body)
         except ApiError as error:
-            raise self._gone(id) if error.status == 404 else error from None
+            if error.status != 404:
+                raise
+            if await self._get_claimed(id) is None:
+                raise self._gone(id) from None
+            await self._claims.patch(id, body)
+
+    def can_pause(self, template: Template) -> bool:
+        return template.options.get("claim") is not None
+
+    async def pause(self, id: str) -> None:
+        await self._set_mode(id, "pause", "Suspended")
+
+    async def resume(self, id: str) -> None:
+        await self._set_mode(id, "resume", "Running")
+
+    async def _set_mode(self, id: str, what: str, mode: Mode) -> None:
+        template = (await self.get(id)).record.template
+        options = manifest.read_options(template)
+        if options.claim is None:
+            self.refuse(what, "only sandboxes of agents.x-k8s.io are suspended (options: claim), pods are not")
+        await self._claims.set_mode(id, mode, options.ready_timeout)
 
     async def remove(self, id: str) -> None:
         self._uids.pop(id, None)
-        await self.api.delete(self._path(check_id(id)), gracePeriodSeconds=GRACE_SECONDS)
+        options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": GRACE_SECONDS}
+        try:
+            await self.api.request("DELETE", self._path(check_id(id)), body=options)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            await self._claims.remove(id)
+
+    def endings(self) -> AsyncIterator[SandboxEnding]:
+        return watch_endings(self.api, self._path(), ID_LABEL)
+
+
+def _expiry(record: Record, annotations: dict[str, str]) -> float | None:
+    """The expiry of the latest extension, or the record's."""
+    text = annotations.get(EXPIRY)
+    return record.expires_at if text is None else msgspec.json.decode(text, type=float | None)
 
 
 async def _tree() -> str:

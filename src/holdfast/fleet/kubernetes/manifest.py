@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.errors import InvalidParams
+from holdfast.fleet.container_first import UNTIL_KILLED
 from holdfast.fleet.record import Record, encode_record
 from holdfast.fleet.template import Template
 from holdfast.launch import self_exec
@@ -28,11 +29,14 @@ SERVER_CONTAINER: Final = "holdfast-server"
 #: Where an image with the bundle has its tree, and the name of the volume into which it is copied.
 IMAGE_TREE: Final = "/holdfast"
 VOLUME: Final = "holdfast"
+#: A node that is drained waits for its pods so long at most.
+MAX_GRACE_SECONDS: Final = 3_600
 #: The policy that keeps sandboxes without a network apart from everything, one for each namespace.
 POLICY: Final = "holdfast-no-network"
 
-#: The first process of a sandbox whose image has a shell: sleeps until the pod is deleted.
-_SLEEP: Final = "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done"
+#: The first process of a sandbox whose image has a shell: sleeps until it is killed. SIGTERM begins the grace
+#: period of the pod, in which the sandbox is still used.
+_SLEEP: Final = "trap '' TERM INT; while :; do sleep 3600 & wait $!; done"
 #: Entry by entry: the directory of the volume belongs to root, and its times cannot be set by others.
 _COPY: Final = """
 import os, shutil, sys
@@ -75,8 +79,12 @@ class PodOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     owner: dict[str, str] | None = None
     #: Seconds after which the kubelet ends the pod, extended or not.
     active_deadline: int | None = None
+    #: Seconds between the announcement of a drain, eviction or deletion and the end of the sandbox.
+    grace: int = 30
     #: Seconds for which `create` waits until the pod runs.
     ready_timeout: float = 300.0
+    #: A SandboxWarmPool of agent-sandbox, from which the sandbox is claimed instead of made.
+    claim: str | None = None
     #: Laid over the pod's object. Not checked: it can remove every restriction.
     pod: dict[str, Any] = {}
 
@@ -89,6 +97,8 @@ def read_options(template: Template) -> PodOptions:
         raise InvalidParams(f"engine kubernetes: options: {error}") from None
     if options.pull not in _PULL:
         raise InvalidParams("engine kubernetes: options: pull: one of missing, always, never")
+    if not 0 < options.grace <= MAX_GRACE_SECONDS:
+        raise InvalidParams(f"engine kubernetes: options: grace: seconds from 1 to {MAX_GRACE_SECONDS}")
     if options.owner is not None and options.owner.keys() != {"apiVersion", "kind", "name", "uid"}:
         raise InvalidParams("engine kubernetes: options: owner: apiVersion, kind, name and uid")
     return options
@@ -107,16 +117,9 @@ def read_user(user: str | None) -> dict[str, int]:
 def pod_manifest(template: Template, record: Record, *, maker: str, tree: str) -> dict[str, Any]:
     """The pod of a template. `tree` is the directory of the server's files if an init container brings them."""
     options = read_options(template)
-    labels = {
-        name: text
-        for name, text in template.labels.items()
-        if _LABEL_NAME.fullmatch(name) and _LABEL_VALUE.fullmatch(text)
-    }
-    labels |= {ID_LABEL: record.id, MAKER_LABEL: maker, "app.kubernetes.io/managed-by": "holdfast"}
-    labels |= {} if template.network == "host" else {NETWORK_LABEL: "none"}
     metadata: dict[str, Any] = {
         "name": record.id,
-        "labels": labels,
+        "labels": pod_labels(template, record, maker),
         "annotations": {RECORD: encode_record(record)} | ({TREE: tree} if options.server_image else {}),
     }
     if options.owner is not None:
@@ -126,19 +129,30 @@ def pod_manifest(template: Template, record: Record, *, maker: str, tree: str) -
     return merged
 
 
+def pod_labels(template: Template, record: Record, maker: str) -> dict[str, str]:
+    """The labels of a sandbox's pod: ours, and those of the template that Kubernetes allows."""
+    labels = {
+        name: text
+        for name, text in template.labels.items()
+        if _LABEL_NAME.fullmatch(name) and _LABEL_VALUE.fullmatch(text)
+    }
+    labels |= {ID_LABEL: record.id, MAKER_LABEL: maker, "app.kubernetes.io/managed-by": "holdfast"}
+    return labels | ({} if template.network == "host" else {NETWORK_LABEL: "none"})
+
+
 def _spec(template: Template, options: PodOptions, tree: str) -> dict[str, Any]:
     container = _container(template, options)
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": 1,
+        "terminationGracePeriodSeconds": options.grace,
         "containers": [container],
         "volumes": [],
     }
     if options.server_image is not None:
         interpreter = self_exec.in_bundle(tree)
-        container["command"] = [*interpreter, "-m", FIRST_PROCESS]
+        container["command"] = [*interpreter, "-m", FIRST_PROCESS, UNTIL_KILLED]
         mount = {"name": VOLUME, "mountPath": tree}
         container["volumeMounts"].append({**mount, "readOnly": True})
         copying = [*self_exec.in_bundle(IMAGE_TREE), "-c", _COPY, IMAGE_TREE, tree]

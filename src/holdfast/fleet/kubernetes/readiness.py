@@ -24,7 +24,10 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     name: str
     uid: str = ""
     annotations: dict[str, str] = {}
+    labels: dict[str, str] = {}
     deletion_timestamp: str | None = None
+    deletion_grace_period_seconds: int | None = None
+    resource_version: str = ""
 
 
 class ContainerStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -48,10 +51,15 @@ class PodStatus(msgspec.Struct, frozen=True, rename="camel"):
     container_statuses: tuple[ContainerStatus, ...] = ()
 
 
+class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    termination_grace_period_seconds: int = 30
+
+
 class PodObject(msgspec.Struct, frozen=True, rename="camel"):
     """The fields of a pod that are read."""
 
     metadata: Metadata
+    spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 
     @property

@@ -50,6 +50,8 @@ def has_client() -> bool:
 class Pod(CommandTarget):
     """A container of a pod: `kubernetes:NAMESPACE/POD` or `kubernetes:NAMESPACE/POD/CONTAINER`.
 
+    `sandbox` names a Sandbox of agents.x-k8s.io instead of a pod: `kubernetes:NAMESPACE?sandbox=NAME`.
+
     `wait_ready` is how many seconds the first connection waits for the container to run and be ready. `via` is
     `api` or `kubectl`; by default the API, if the extra `kubernetes` is installed.
     """
@@ -65,9 +67,10 @@ class Pod(CommandTarget):
     def __init__(
         self,
         namespace: str,
-        pod: str,
+        pod: str = "",
         container: str | None = None,
         *,
+        sandbox: str | None = None,
         context: str | None = None,
         directory: str | None = None,
         bundle: BundleChoice = True,
@@ -75,21 +78,32 @@ class Pod(CommandTarget):
         via: Via | None = None,
         kubeconfig: str | None = None,
     ) -> None:
-        names = [namespace, pod, *([] if container is None else [container])]
+        if sandbox is not None and pod:
+            raise InvalidParams(f"kubernetes:{namespace}/{pod}: sandbox={sandbox}: a pod or a Sandbox, not both")
+        names = [namespace, sandbox or pod, *([] if container is None else [container])]
         if not all(re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name) for name in names):
             raise InvalidParams(
                 f"kubernetes:{'/'.join(names)}: NAMESPACE/POD or NAMESPACE/POD/CONTAINER, in small letters"
             )
-        super().__init__(f"kubernetes:{'/'.join(names)}", Installation(directory=directory, bundle=bundle))
+        address = (
+            f"kubernetes:{'/'.join(names)}" if sandbox is None else f"kubernetes:{namespace}?sandbox={sandbox}"
+        )
+        super().__init__(address, Installation(directory=directory, bundle=bundle))
         if not (math.isfinite(wait_ready) and wait_ready >= 0):
             raise InvalidParams(f"{self.address}: wait_ready={wait_ready}: not a number of seconds")
         if via not in (None, "api", "kubectl"):
             raise InvalidParams(f"{self.address}: via={via}: api or kubectl")
         if via == "api" and not has_client():
             raise InvalidParams(f"{self.address}: via=api: the extra `kubernetes` is not installed")
+        if sandbox is not None and (via == "kubectl" or not has_client()):
+            raise InvalidParams(
+                f"{self.address}: a Sandbox is resolved through the API: extra `kubernetes`, via=api"
+            )
         self.via: Via = via or ("api" if has_client() else "kubectl")
         self.namespace = namespace
         self.pod = pod
+        #: A Sandbox of agents.x-k8s.io, whose pod is resolved by `open`.
+        self.sandbox = sandbox
         self.container = container
         self.context = context
         self.wait_ready = wait_ready
@@ -207,6 +221,17 @@ class Pod(CommandTarget):
 
     async def open(self) -> None:
         """Read the pod, and wait until it is ready if `wait_ready` is set."""
+        try:
+            await self._prepare()
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def _prepare(self) -> None:
+        if self.sandbox is not None:
+            from holdfast.sandboxes.kubernetes.agent_sandbox import pod_of
+
+            self.pod = await pod_of(self.api, self.namespace, self.sandbox)
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + self.wait_ready, _POLL_SECONDS[0]
         while True:

@@ -11,14 +11,14 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.exec_api import ExecApi
-from holdfast.fleet.engine import ENGINES
+from holdfast.fleet.engine import ENGINES, SandboxEnding
 from holdfast.fleet.fleet import Fleet, FleetSandbox
 from holdfast.fleet.record import ID_PREFIX, Refs, is_id, new_id, new_record
 from holdfast.fleet.template import Template
@@ -201,6 +201,10 @@ class SessionSandboxes:
         if engine not in self._fleets:
             self._fleets[engine] = self._make_fleet(engine)
         return self._fleets[engine]
+
+    def endings(self, engine: str) -> AsyncIterator[SandboxEnding]:
+        """The ends of sandboxes that an engine announces."""
+        return self._fleet(engine).engine.endings()
 
     async def listed(self, engine: str) -> Refs | None:
         """Return the sandboxes of an engine, of any maker; None if this machine does not have the engine."""

@@ -433,6 +433,7 @@ class SessionEvent(_message.Message):
         COMMAND_ENDED: _ClassVar[SessionEvent.Type]
         TAKEN_OVER: _ClassVar[SessionEvent.Type]
         RELEASED: _ClassVar[SessionEvent.Type]
+        SANDBOX_ENDING: _ClassVar[SessionEvent.Type]
     IDLE_WARNING: SessionEvent.Type
     IDLE_TIMEOUT: SessionEvent.Type
     RESOURCE_THRESHOLD: SessionEvent.Type
@@ -446,6 +447,7 @@ class SessionEvent(_message.Message):
     COMMAND_ENDED: SessionEvent.Type
     TAKEN_OVER: SessionEvent.Type
     RELEASED: SessionEvent.Type
+    SANDBOX_ENDING: SessionEvent.Type
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]

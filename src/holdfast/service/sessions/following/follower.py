@@ -184,10 +184,13 @@ class SessionFollower:
         stored = await context.store.session(session_id)
         now = context.clock.time()
         # A requested close has its reason already.
-        state: State = "CLOSED" if stored.state == "CLOSING" else ending.state
-        why = stored.close_reason or ending.lost or ("crashed" if state == "ERROR" else "exited")
+        requested = stored.state == "CLOSING"
+        state: State = "CLOSED" if requested else ending.state
+        # An announced end of the sandbox is the reason only if the sandbox is lost.
+        known = stored.close_reason if requested or ending.lost else ""
+        why = known or ending.lost or ("crashed" if state == "ERROR" else "exited")
         # For metrics, where every text is a separate time series.
-        category = stored.close_reason or ending.lost.partition(":")[0] or why
+        category = why if requested else why.partition(":")[0]
         record = msgspec.structs.replace(self.record, state=state, closed_at=now, close_reason=why)
         summary = self.summary(record, ending, category)
         if stored.audited_token < END_POSITION:
