@@ -19,8 +19,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.typing import Subprotocol
 
-from holdfast.client.port_dial import dial_port
-from holdfast.client.ports import parse_address
+from holdfast.client.ports.port_dial import dial_port
+from holdfast.client.ports.ports import parse_address
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import InvalidParams, PortUnavailable
 from holdfast.integrations.e2b.envd.connect_protocol import body_pieces
