@@ -291,7 +291,7 @@ def zygotes():
     ours, found = namespace(os.getpid()), set()
     for pid in processes():
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-            if b"jail_zygote" in file.read() and namespace(pid) == ours:
+            if b"jails.zygote" in file.read() and namespace(pid) == ours:
                 found.add(pid)
     return found
 

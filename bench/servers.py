@@ -13,7 +13,7 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from holdfast.client.channel_connection import ChannelConnection
+from holdfast.client.connection.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.types import Closed, Exited, OutputChunk, Overflow, ProcessSpec

@@ -23,7 +23,7 @@ import holdfast
 from bench import growth, report
 from bench.growth import Sample
 from bench.servers import BenchmarkError, kill_server, memory_bytes
-from holdfast.client.channel_connection import ChannelConnection
+from holdfast.client.connection.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.client.sandbox import Sandbox

@@ -14,8 +14,8 @@ from typing import Final
 
 from bench.measure import Row, Scale, Target, Unit, compare, figures, interleave, interleave_samples, latencies
 from bench.servers import BLOCK, BenchmarkError, producer, read_all, size_of, spec_of, talking_to
+from holdfast.client.connection.subscription import Subscription
 from holdfast.client.remote import RemoteExec
-from holdfast.client.subscription import Subscription
 from holdfast.types import OutputChunk
 from tests.support.servers import running_server
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         TerminalMatch as TerminalMatch,
         TerminalResult as TerminalResult,
     )
-    from holdfast.client.unified_exec import (
+    from holdfast.client.tools.unified_exec import (
         ExecCommandBegin as ExecCommandBegin,
         ExecCommandEnd as ExecCommandEnd,
         ExecCommandOutputDelta as ExecCommandOutputDelta,
@@ -107,7 +107,7 @@ _HOMES = {
     "holdfast.client.terminal": ("Terminal", "TerminalMatch", "TerminalResult"),
     "holdfast.client.files.edits": ("PatchedFile",),
     "holdfast.client.files.trees": ("Skipped", "Transferred"),
-    "holdfast.client.unified_exec": (
+    "holdfast.client.tools.unified_exec": (
         "ExecCommandBegin",
         "ExecCommandEnd",
         "ExecCommandOutputDelta",

@@ -46,12 +46,13 @@ from typing import (
     overload,
 )
 
-from holdfast.client import exec_remote, host_call, process, sandbox, shell, terminal, unified_exec
+from holdfast.client import exec_remote, host_call, process, sandbox, shell, terminal
 from holdfast.client.collect import StreamTails
 from holdfast.client.defaults import Path, StrPath
 from holdfast.client.endings import Endings
 from holdfast.client.files.watch import DirectoryEvents
 from holdfast.client.loops import run_in
+from holdfast.client.tools import unified_exec
 from holdfast.config import ExecServerConfig
 from holdfast.errors import HoldfastError, InternalError, InvalidParams, InvalidRequest
 from holdfast.fleet import fleet, pool

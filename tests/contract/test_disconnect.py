@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from holdfast import OutputChunk, Sandbox
-from holdfast.client.channel_connection import ChannelConnection
+from holdfast.client.connection.channel_connection import ChannelConnection
 from holdfast.client.dial import Address, dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.exec_api import EventStream

@@ -24,7 +24,7 @@ from holdfast import (
     Sandbox,
     StdoutChunk,
 )
-from holdfast.client.channel_connection import ChannelConnection
+from holdfast.client.connection.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.exec_api import EventStream

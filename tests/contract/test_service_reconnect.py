@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import holdfast
-from holdfast.client.connection import ClientConnection
+from holdfast.client.connection.connection import ClientConnection
 from holdfast.client.dial import open_connection
 from holdfast.client.host_call import call_service
 from tests.contract.cutting_proxy import cutting_unix

@@ -16,7 +16,7 @@ from typing import cast
 import pytest
 
 from holdfast import OutputChunk, Sandbox
-from holdfast.client.channel_connection import ChannelConnection
+from holdfast.client.connection.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import UnknownShell

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import Confinement, ExitStatus, Sandbox, UnifiedExec
 from holdfast.client.exec_remote import Completed, ExecRemoteOptions
-from holdfast.client.unified_exec import ExecCommandEnd, UnifiedExecEvent
+from holdfast.client.tools.unified_exec import ExecCommandEnd, UnifiedExecEvent
 from holdfast.errors import InvalidParams, PermissionRefused, SilenceTimeout, TimeoutError
 from holdfast.testing.sandbox_suite import TIMEOUTS
 

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 import holdfast
 from holdfast import ExecServerConfig, Process, Sandbox, TerminalSize
-from holdfast.client.channel_connection import ChannelConnection
+from holdfast.client.connection.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer, open_connection
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import UnknownProcess

@@ -11,7 +11,7 @@ import pytest
 from mcp.client.client import ConnectMode
 from mcp_types import ElicitResult
 
-from holdfast.client.tool_formats import definitions
+from holdfast.client.tools.tool_formats import definitions
 
 from .connections import call, failed, in_process
 

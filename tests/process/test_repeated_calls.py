@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.channel_connection import ChannelConnection
+from holdfast.client.connection.channel_connection import ChannelConnection
 from holdfast.client.remote import RemoteExec
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import UnknownProcess

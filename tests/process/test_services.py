@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 import holdfast.sync
-from holdfast.client.connection import ClientConnection
+from holdfast.client.connection.connection import ClientConnection
 from holdfast.client.dial import open_connection
 from holdfast.client.host_call import Handler, HostService, call_service
 from holdfast.errors import (

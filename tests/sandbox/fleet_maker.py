@@ -15,8 +15,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.fleet import containers, directories, jail_starter, jails
+from holdfast.fleet import directories
+from holdfast.fleet.containers import engine as containers
 from holdfast.fleet.fleet import Fleet
+from holdfast.fleet.jails import engine as jails, starter as jail_starter
 from holdfast.fleet.template import Template
 
 step = 0

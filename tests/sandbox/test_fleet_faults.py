@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from holdfast.errors import HoldfastError, ResourceExhausted, SandboxError
-from holdfast.fleet import jails
 from holdfast.fleet.fleet import Fleet
-from holdfast.fleet.jail_starter import Zygote
+from holdfast.fleet.jails import engine as jails
+from holdfast.fleet.jails.starter import Zygote
 from holdfast.fleet.pool import Pool
 from holdfast.fleet.template import Template
 from tests.support.file_systems import small_file_system

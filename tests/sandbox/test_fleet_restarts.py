@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import HoldfastError, SandboxError
-from holdfast.fleet.containers import FORK_LABEL, ID_LABEL, LEASE_LABEL
+from holdfast.fleet.containers.engine import FORK_LABEL, ID_LABEL, LEASE_LABEL
 from holdfast.fleet.fleet import Fleet
 from holdfast.fleet.pool import Pool
 from tests.sandbox.conftest import or_skip

@@ -14,8 +14,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Final, Literal, Protocol, runtime_checkable
 
-from holdfast.client.clean_up import clean_up_cancelled, shielded
 from holdfast.client.collect import MIB, StreamTails, leading_continuation, shown
+from holdfast.client.connection.clean_up import clean_up_cancelled, shielded
 from holdfast.client.defaults import StrPath
 from holdfast.client.process import write_pieces
 from holdfast.errors import (

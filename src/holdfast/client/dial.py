@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from holdfast.client.channel_connection import ChannelConnection, Dial
-from holdfast.client.connection import CLIENT_NAME
+from holdfast.client.connection.channel_connection import ChannelConnection, Dial
+from holdfast.client.connection.connection import CLIENT_NAME
 from holdfast.errors import InvalidParams
 from holdfast.sandboxes.registry import forms
 from holdfast.transport.channel import Channel, Receiver

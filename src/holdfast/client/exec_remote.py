@@ -14,7 +14,6 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.collect import StreamTails, shown
 from holdfast.client.command import (
     OUTPUT_LIMIT_BYTES,
@@ -28,6 +27,7 @@ from holdfast.client.command import (
     start_streaming,
     timeout_error,
 )
+from holdfast.client.connection.clean_up import clean_up_cancelled
 from holdfast.client.defaults import StrPath
 from holdfast.client.process import OnExit, call_at_exit, write_pieces
 from holdfast.errors import (

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Final
 
-from holdfast.client.connection import ClientConnection, PendingCall
+from holdfast.client.connection.connection import ClientConnection, PendingCall
 from holdfast.errors import HoldfastError, InternalError
 from holdfast.wire import messages as m, methods
 from holdfast.wire.host_call_keys import PING, instance_of

@@ -7,7 +7,7 @@ import concurrent.futures
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from holdfast.client.connection import running_loop
+from holdfast.client.connection.connection import running_loop
 from holdfast.errors import InvalidRequest
 
 T = TypeVar("T")

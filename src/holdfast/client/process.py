@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import Final
 
-from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.collect import (
     MIB,
     Collected,
@@ -24,6 +23,7 @@ from holdfast.client.collect import (
     OutputSearch,
     Pattern,
 )
+from holdfast.client.connection.clean_up import clean_up_cancelled
 from holdfast.errors import (
     InvalidParams,
     LimitReached,

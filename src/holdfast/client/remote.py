@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.client.clean_up import take_error
-from holdfast.client.connection import ClientConnection, PendingCall
+from holdfast.client.connection.clean_up import take_error
+from holdfast.client.connection.connection import ClientConnection, PendingCall
+from holdfast.client.connection.subscription import Subscription
 from holdfast.client.files.remote import RemoteFiles
-from holdfast.client.subscription import Subscription
 from holdfast.errors import HoldfastError, InternalError, StdinClosed, UnknownProcess
 from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,

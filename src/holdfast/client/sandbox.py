@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
 
 import msgspec
 
-from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.command import (
     ExecResult,
     StartErrors,
@@ -26,14 +25,15 @@ from holdfast.client.command import (
     run_command,
     start_streaming,
 )
-from holdfast.client.connection import CLIENT_NAME, ClientConnection, check_loop, running_loop
+from holdfast.client.connection.clean_up import clean_up_cancelled
+from holdfast.client.connection.connection import CLIENT_NAME, ClientConnection, check_loop, running_loop
 from holdfast.client.defaults import Defaults, Path, StrPath, check_env, optional_path, path_text
 from holdfast.client.endings import Endings
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
 from holdfast.client.files.files import Progress, SandboxFiles
 from holdfast.client.files.trees import Transferred, download, upload
 from holdfast.client.host_call import Handler, HostService
-from holdfast.client.ports import PortForward, PortOffer, parse_address
+from holdfast.client.ports.ports import PortForward, PortOffer, parse_address
 from holdfast.client.process import Process
 from holdfast.client.remote import RemoteExec
 from holdfast.client.screen.screen import preload

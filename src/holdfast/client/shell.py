@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
-from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.collect import MIB, StreamTails
+from holdfast.client.connection.clean_up import clean_up_cancelled
 from holdfast.client.defaults import StrPath, check_env, optional_path
 from holdfast.client.process import Process, write_pieces
 from holdfast.errors import (

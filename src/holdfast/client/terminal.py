@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 
-from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.collect import MIB, SHOWN_TAIL_BYTES, OutputMatch, OutputSearch, Pattern
+from holdfast.client.connection.clean_up import clean_up_cancelled
 from holdfast.client.process import signal_name, write_pieces
 from holdfast.client.screen.asciicast import INPUT, MARKER, OUTPUT, CastEvent, resize_event, write_cast
 from holdfast.client.screen.screen import Emulator, Screen, emulator, preload

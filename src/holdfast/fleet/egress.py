@@ -12,8 +12,8 @@ import logging
 import socket
 from typing import Final
 
-from holdfast.client.connection import ClientConnection
-from holdfast.client.ports import PortOffer
+from holdfast.client.connection.connection import ClientConnection
+from holdfast.client.ports.ports import PortOffer
 from holdfast.errors import PortUnavailable
 from holdfast.proxies.egress.proxy import EgressProxy
 from holdfast.proxies.egress.rules import EgressRules

@@ -21,10 +21,10 @@ from holdfast.fleet.template import Template
 
 #: The module and the class of each kind, imported when it is used.
 ENGINES: Final = {
-    "bwrap": ("holdfast.fleet.jails", "JailEngine"),
-    "docker": ("holdfast.fleet.containers", "DockerEngine"),
+    "bwrap": ("holdfast.fleet.jails.engine", "JailEngine"),
+    "docker": ("holdfast.fleet.containers.engine", "DockerEngine"),
     "kubernetes": ("holdfast.fleet.kubernetes.engine", "KubernetesEngine"),
-    "podman": ("holdfast.fleet.containers", "PodmanEngine"),
+    "podman": ("holdfast.fleet.containers.engine", "PodmanEngine"),
     "local": ("holdfast.fleet.local", "LocalEngine"),
 }
 

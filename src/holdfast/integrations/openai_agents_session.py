@@ -42,7 +42,7 @@ from agents.sandbox.types import ExecResult, ExposedPortEndpoint, User
 from agents.sandbox.util.tar_utils import UnsafeTarMemberError, validate_tarfile
 
 import holdfast
-from holdfast.client.unified_exec import TRANSCRIPT_BYTES
+from holdfast.client.tools.unified_exec import TRANSCRIPT_BYTES
 from holdfast.errors import (
     FileNotFound,
     HoldfastError,

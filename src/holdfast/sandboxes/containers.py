@@ -29,7 +29,7 @@ LABEL: Final = "holdfast.created"
 #: The limit for creating a container: its image may have to be pulled.
 CREATE_SECONDS: Final = 600.0
 #: The module of the bundle that is the first process of a container: it starts the server and reaps orphans.
-FIRST_PROCESS: Final = "holdfast.fleet.container_first"
+FIRST_PROCESS: Final = "holdfast.fleet.containers.first_process"
 
 
 class Container(CommandTarget):

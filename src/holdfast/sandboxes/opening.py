@@ -6,8 +6,8 @@ import asyncio
 import logging
 
 import holdfast
-from holdfast.client.channel_connection import ChannelConnection
-from holdfast.client.connection import CLIENT_NAME, ClientConnection
+from holdfast.client.connection.channel_connection import ChannelConnection
+from holdfast.client.connection.connection import CLIENT_NAME, ClientConnection
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import HoldfastError
 from holdfast.sandboxes.install.requirements import version_numbers

@@ -12,8 +12,8 @@ import contextlib
 import secrets
 from typing import Any, Final, TypeVar
 
-from holdfast.client.connection import ClientConnection, PendingCall
-from holdfast.client.subscription import Subscription
+from holdfast.client.connection.connection import ClientConnection, PendingCall
+from holdfast.client.connection.subscription import Subscription
 from holdfast.errors import ConnectionLost, HandshakeFailed, HoldfastError, UnknownProcess
 from holdfast.sandboxes.host_command import run_host_command
 from holdfast.sandboxes.install.installation import MISSING

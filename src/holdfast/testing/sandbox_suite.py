@@ -15,7 +15,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
-from holdfast.client.channel_connection import Dial
+from holdfast.client.connection.channel_connection import Dial
 from holdfast.client.dial import dialer
 from holdfast.client.exec_remote import Completed, ExecRemoteOptions, StderrChunk, StdoutChunk
 from holdfast.client.process import Process

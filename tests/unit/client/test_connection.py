@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.channel_connection import ChannelConnection
-from holdfast.client.connection import CLEAN_UP_SECONDS, MAX_CLEAN_UPS
+from holdfast.client.connection.channel_connection import ChannelConnection
+from holdfast.client.connection.connection import CLEAN_UP_SECONDS, MAX_CLEAN_UPS
 from holdfast.client.process import Process
 from holdfast.client.remote import RemoteExec
 from holdfast.client.sandbox import Sandbox

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client.descriptor_link import DescriptorLink
+from holdfast.client.ports.descriptor_link import DescriptorLink
 from holdfast.errors import ConnectionLost, PortUnavailable
 from holdfast.wire.stream_messages import StreamAddress
 

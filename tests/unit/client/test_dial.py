@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from holdfast.client.channel_connection import ChannelConnection
+from holdfast.client.connection.channel_connection import ChannelConnection
 from holdfast.client.dial import describe, dialer, open_connection
 from holdfast.errors import CommandNotFound, ConnectionLost, HandshakeFailed, InvalidParams, MessageTooLarge
 from holdfast.wire import messages as m, methods as w

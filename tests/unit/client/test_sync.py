@@ -14,8 +14,9 @@ import pytest
 
 import holdfast.sync
 from holdfast.bridge import agent_bridge
-from holdfast.client import exec_remote, host_call, process, sandbox, shell, terminal, unified_exec
+from holdfast.client import exec_remote, host_call, process, sandbox, shell, terminal
 from holdfast.client.exec_remote import Completed, StdoutChunk
+from holdfast.client.tools import unified_exec
 from holdfast.errors import CommandNotFound, InvalidRequest, ShellClosed, TimeoutError, UnknownShell
 from holdfast.fleet import fleet, pool
 from holdfast.sync import LoopThread

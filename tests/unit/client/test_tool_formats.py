@@ -18,7 +18,7 @@ from openai.types.responses.response_input_item_param import FunctionCallOutput
 from pydantic import TypeAdapter
 
 import holdfast
-from holdfast.client.tool_formats import FORMATS, ToolFormat
+from holdfast.client.tools.tool_formats import FORMATS, ToolFormat
 from holdfast.errors import InvalidParams
 
 with warnings.catch_warnings():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.client.sandbox import Sandbox
-from holdfast.client.unified_exec import (
+from holdfast.client.tools.unified_exec import (
     ExecCommandBegin,
     ExecCommandEnd,
     ExecCommandOutputDelta,

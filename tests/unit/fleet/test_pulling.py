@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.fleet.pulling import PullProgress
+from holdfast.fleet.containers.pulling import PullProgress
 
 UP = b"\x1b[1A\x1b[2K\r"
 DOWN = b"\r\x1b[1B"

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from holdfast.client.clean_up import clean_up
+from holdfast.client.connection.clean_up import clean_up
 from holdfast.client.files.patch import FileState, apply_patches, parse_patch
 from holdfast.errors import (
     EditConflict,

@@ -15,7 +15,7 @@ from typing import IO, Final
 
 import msgspec
 
-from holdfast.client.clean_up import clean_up
+from holdfast.client.connection.clean_up import clean_up
 from holdfast.client.defaults import Defaults, Path, path_text
 from holdfast.client.files.edits import Edits, PatchedFile
 from holdfast.client.files.in_flight import InFlight

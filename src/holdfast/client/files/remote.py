@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Coroutine
 from typing import Any
 
-from holdfast.client.connection import ClientConnection
+from holdfast.client.connection.connection import ClientConnection
 from holdfast.types import (
     DIRECTORY_PAGE,
     FILE_PIECE_BYTES,

@@ -7,7 +7,7 @@ import secrets
 from collections import deque
 from typing import Final, Self
 
-from holdfast.client.clean_up import clean_up
+from holdfast.client.connection.clean_up import clean_up
 from holdfast.errors import HoldfastError, InvalidRequest, UnknownWatch
 from holdfast.exec_api import FileApi
 from holdfast.types import WatchEvent

@@ -11,8 +11,8 @@ from mcp.server.mcpserver import Context, Elicit, ElicitationResult, Resolve
 from msgspec.json import schema_components
 from pydantic import Field
 
-from holdfast.client.tool_formats import ExecCommandArguments, WriteStdinArguments, definitions
-from holdfast.client.unified_exec import ToolOutput
+from holdfast.client.tools.tool_formats import ExecCommandArguments, WriteStdinArguments, definitions
+from holdfast.client.tools.unified_exec import ToolOutput
 from holdfast.errors import TimeoutError
 from holdfast.integrations.mcp.approvals import Approval, check, question
 from holdfast.integrations.mcp.hints import READS, SETS, WRITES

@@ -17,10 +17,10 @@ from typing import Any, Final, TypeVar
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 
-from holdfast.client.clean_up import take_error
+from holdfast.client.connection.clean_up import take_error
 from holdfast.client.sandbox import Sandbox
 from holdfast.client.terminal import Terminal
-from holdfast.client.unified_exec import (
+from holdfast.client.tools.unified_exec import (
     ExecCommandBegin,
     ExecCommandEnd,
     ExecCommandOutputDelta,

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.client.channel_connection import ChannelConnection
+from holdfast.client.connection.channel_connection import ChannelConnection
 from holdfast.client.host_call import call_host
 from holdfast.errors import (
     HoldfastError,

@@ -26,8 +26,8 @@ from holdfast.sandboxes.install import elf
 #: this package, the verbs that run inside, which the command imports by name.
 _ROOTS: Final = (
     "holdfast.__main__",
-    "holdfast.fleet.container_first",
-    "holdfast.fleet.jail_zygote",
+    "holdfast.fleet.containers.first_process",
+    "holdfast.fleet.jails.zygote",
     "holdfast.runtime.durability.keeper",
     "holdfast.runtime.process.launcher",
 )

@@ -11,7 +11,7 @@ import typer
 
 from holdfast.cli.support.sandbox_option import LOCAL, JsonOption, SandboxOption, open_exec
 from holdfast.cli.support.typed_verb import run_async
-from holdfast.client.ports import UNIX_PREFIX, PortForward, parse_address
+from holdfast.client.ports.ports import UNIX_PREFIX, PortForward, parse_address
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import InvalidParams
 

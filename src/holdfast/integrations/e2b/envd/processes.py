@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.command import check_command, kill_now, start_streaming
+from holdfast.client.connection.clean_up import clean_up_cancelled
 from holdfast.client.defaults import check_env
 from holdfast.client.process import Process
 from holdfast.errors import CwdNotFound, UnknownProcess

@@ -11,8 +11,8 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from holdfast.client.port_dial import dial_port
-from holdfast.client.ports import parse_address
+from holdfast.client.ports.port_dial import dial_port
+from holdfast.client.ports.ports import parse_address
 from holdfast.client.remote import RemoteExec
 from holdfast.errors import InvalidParams, PortUnavailable
 from holdfast.integrations.e2b.envd.connect_protocol import body_pieces

@@ -14,7 +14,7 @@ import stat
 from collections import deque
 from typing import Final
 
-from holdfast.client.connection import CLIENT_NAME
+from holdfast.client.connection.connection import CLIENT_NAME
 from holdfast.errors import ConnectionLost, HoldfastError
 from holdfast.wire import messages as m, methods, stream_messages as s
 from holdfast.wire.codec import Codec

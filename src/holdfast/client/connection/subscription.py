@@ -17,7 +17,7 @@ from holdfast.types import Closed, Exited, OutputChunk, OutputGap, ProcessEvent,
 from holdfast.wire.messages import ClosedParams, ExitedParams, OutputParams, SubscribeParams, SubscribeSpec
 
 if TYPE_CHECKING:
-    from holdfast.client.connection import ClientConnection, PendingCall, Timer
+    from holdfast.client.connection.connection import ClientConnection, PendingCall, Timer
 
 #: Credit for less than half a window is given after this delay: soon for a process, and rarely for the wire.
 LATE_CREDIT_SECONDS: Final = 0.02

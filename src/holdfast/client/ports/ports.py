@@ -16,8 +16,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from holdfast.client.connection import ClientConnection
-from holdfast.client.descriptor_link import DescriptorLink
+from holdfast.client.connection.connection import ClientConnection
+from holdfast.client.ports.descriptor_link import DescriptorLink
 from holdfast.errors import HoldfastError, InvalidParams, PortUnavailable
 from holdfast.transport import sockets
 from holdfast.transport.multiplexer import SocketStream, StreamLimits, StreamMultiplexer

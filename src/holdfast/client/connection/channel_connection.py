@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import holdfast
-from holdfast.client.connection import CLIENT_NAME, ClientConnection, Clock, PendingCall, Timer
-from holdfast.client.subscription import Subscription
+from holdfast.client.connection.connection import CLIENT_NAME, ClientConnection, Clock, PendingCall, Timer
+from holdfast.client.connection.subscription import Subscription
 from holdfast.errors import (
     CallerError,
     CommandNotFound,

@@ -14,7 +14,7 @@ import threading
 from typing import Any, Final
 
 from holdfast.errors import SandboxError
-from holdfast.fleet import jail_launch
+from holdfast.fleet.jails import launch as jail_launch
 from holdfast.launch import self_exec
 from holdfast.sandboxes.install.bundle import Bundle, cache_directory, make_bundle
 
@@ -67,7 +67,7 @@ class Zygote:
             privileged = "yes" if os.geteuid() == 0 else "no"
             command = [
                 *self_exec.in_bundle(jail_launch.SERVER),
-                *("-m", "holdfast.fleet.jail_zygote", str(theirs.fileno()), privileged),
+                *("-m", "holdfast.fleet.jails.zygote", str(theirs.fileno()), privileged),
             ]
             directory = os.path.dirname(os.path.abspath(jail_launch.__file__))
             try:

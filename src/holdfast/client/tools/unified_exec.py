@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
-from holdfast.client.clean_up import clean_up_cancelled
 from holdfast.client.collect import MIB, Collected, HeadTailBuffer
 from holdfast.client.command import kill_now
+from holdfast.client.connection.clean_up import clean_up_cancelled
 from holdfast.client.defaults import StrPath
 from holdfast.client.exec_remote import ExecRemoteOptions
 from holdfast.client.process import Process
 from holdfast.client.sandbox import Sandbox
-from holdfast.client.tool_formats import (
+from holdfast.client.tools.tool_formats import (
     ExecCommandArguments,
     ToolFormat as ToolFormat,
     definitions,

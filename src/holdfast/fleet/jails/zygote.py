@@ -26,8 +26,8 @@ from typing import Any, Final, NoReturn
 
 from holdfast.config import load_config
 from holdfast.errors import HoldfastError
-from holdfast.fleet import jail_launch
 from holdfast.fleet.forking_keeper import ForkingKeeper, close_all_but, in_child
+from holdfast.fleet.jails import launch as jail_launch
 from holdfast.launch import self_exec
 from holdfast.runtime.durability import keeper
 from holdfast.runtime.local import LocalExec

@@ -10,7 +10,7 @@ import builtins
 import socket
 from typing import Final
 
-from holdfast.client.connection import ClientConnection
+from holdfast.client.connection.connection import ClientConnection
 from holdfast.errors import HoldfastError, PortUnavailable
 from holdfast.transport import sockets
 from holdfast.wire import methods, stream_messages as s

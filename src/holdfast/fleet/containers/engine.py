@@ -19,8 +19,8 @@ import msgspec
 
 from holdfast.errors import InvalidParams, SandboxError, SandboxGone
 from holdfast.exec_api import ExecApi
+from holdfast.fleet.containers.pulling import pull
 from holdfast.fleet.engine import Engine, Progress, make_ref
-from holdfast.fleet.pulling import pull
 from holdfast.fleet.record import (
     Record,
     Refs,

@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from holdfast.client.clean_up import take_error
-from holdfast.client.subscription import Subscription
+from holdfast.client.connection.clean_up import take_error
+from holdfast.client.connection.subscription import Subscription
 from holdfast.errors import (
     ConnectionLost,
     HoldfastError,

@@ -20,9 +20,9 @@ from typing import IO, Any, Final
 import msgspec
 
 from holdfast.errors import InvalidParams, SandboxError
-from holdfast.fleet import unpack_layer
 from holdfast.fleet.directories import fleet_directory, remove_tree
 from holdfast.fleet.engine import Progress
+from holdfast.fleet.jails import unpack_layer
 from holdfast.launch import self_exec
 
 #: A manifest or an index: a list of layers, not data.

@@ -21,13 +21,13 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from holdfast.errors import SandboxError, SandboxGone
-from holdfast.fleet import jail_launch
 from holdfast.fleet.directories import SandboxDirectory, children, remove_tree
 from holdfast.fleet.directory_engine import DirectoryEngine
 from holdfast.fleet.engine import Progress
-from holdfast.fleet.images import unpack_image
-from holdfast.fleet.jail_cgroups import MAX_ROUNDS, JailGroups
-from holdfast.fleet.jail_starter import server_bundle, zygote
+from holdfast.fleet.jails import launch as jail_launch
+from holdfast.fleet.jails.cgroups import MAX_ROUNDS, JailGroups
+from holdfast.fleet.jails.images import unpack_image
+from holdfast.fleet.jails.starter import server_bundle, zygote
 from holdfast.fleet.record import Record, SandboxRef
 from holdfast.fleet.template import Template
 from holdfast.launch import self_exec

@@ -1,0 +1,1 @@
+"""The connection of a client to a server."""

@@ -1,0 +1,1 @@
+"""Ports of a sandbox on this machine, and the reverse."""

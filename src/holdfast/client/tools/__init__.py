@@ -1,0 +1,1 @@
+"""Tools for models: running commands with a yield window."""

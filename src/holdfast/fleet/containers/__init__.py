@@ -1,0 +1,1 @@
+"""Sandboxes that Docker and Podman make."""

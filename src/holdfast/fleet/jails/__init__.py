@@ -1,0 +1,1 @@
+"""Jails: sandboxes that bubblewrap makes on this machine."""
