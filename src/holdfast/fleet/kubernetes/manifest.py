@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.errors import InvalidParams
-from holdfast.fleet.container_first import UNTIL_KILLED
+from holdfast.fleet.containers.first_process import UNTIL_KILLED
 from holdfast.fleet.record import Record, encode_record
 from holdfast.fleet.template import Template
 from holdfast.launch import self_exec

@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from holdfast.client.port_dial import dial_port
-from holdfast.client.ports import parse_address
+from holdfast.client.ports.port_dial import dial_port
+from holdfast.client.ports.ports import parse_address
 from holdfast.client.remote import RemoteExec
 from holdfast.fleet.template import Template
 from holdfast.service.api import Preview, PreviewRequest
