@@ -1,6 +1,6 @@
 """Sandboxes that are bubblewrap jails on this machine: no engine, no image needed, a few milliseconds each.
 
-A jail is made by `jail_launch`. Its root is the host's system directories, read-only, with private directories for
+A jail is made by `launch`. Its root is the host's system directories, read-only, with private directories for
 everything that is written; or a root directory or an unpacked image under a private overlay, so that any number of
 jails share one tree. The server inside listens on a socket that was opened outside: programs in the jail cannot put
 another one in its place.

@@ -23,7 +23,7 @@ from holdfast.sandboxes.install.bundle import Bundle, cache_directory, make_bund
 _BOOT: Final = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-import jail_launch
+import launch as jail_launch
 tree, privileged, *command = sys.argv[2:]
 if os.fork():
     os._exit(0)
