@@ -142,11 +142,12 @@ def test_what_is_packed_is_the_in_sandbox_part() -> None:
     assert [name for name in ours if name.startswith(("holdfast.sandboxes", "holdfast.testing"))] == []
     # The modules that a program inside needs in order to call the host.
     assert {name.removeprefix("holdfast.client.") for name in ours if name.startswith("holdfast.client.")} == {
-        "channel_connection",
-        "clean_up",
         "connection",
+        "connection.channel_connection",
+        "connection.clean_up",
+        "connection.connection",
+        "connection.subscription",
         "host_call",
-        "subscription",
     }
     assert "holdfast.cli.support.typed_verb" not in ours
 

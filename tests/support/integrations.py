@@ -143,6 +143,8 @@ def suite_variables() -> Iterator[dict[str, str]]:
         yield {
             **{k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")},
             "HOLDFAST_FLEET_DIRECTORY": str(Path(directory, "fleet")),
+            # Every pytest closes its directory below /tmp to other users, which tests of the main run need open.
+            "PYTEST_DEBUG_TEMPROOT": directory,
             "PYTHONPATH": os.pathsep.join(path),
         }
 
