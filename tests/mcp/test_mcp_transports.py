@@ -7,7 +7,8 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ INITIALIZE = {
         "clientInfo": {"name": "test", "version": "1"},
     },
 }
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A directory for the sandboxes of one test; its path is short enough for their sockets."""
+    with tempfile.TemporaryDirectory(prefix="hf-") as directory:
+        yield Path(directory)
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
