@@ -1011,13 +1011,16 @@ async def test_a_cancelled_call_returns_at_once_and_cleans_up_when_the_server_is
 
 @pytest.mark.parametrize(("operation", "request_name"), OPERATIONS, ids=lambda each: getattr(each, "__name__", ""))
 async def test_closing_gives_up_clean_ups_of_a_server_that_stays_away(
-    server: FakeServer, connection: ChannelConnection, clock: FakeClock, operation: Operation, request_name: str
+    server: FakeServer,
+    connection: ChannelConnection,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: Operation,
+    request_name: str,
 ) -> None:
+    monkeypatch.setattr("holdfast.client.connection.connection.CLEAN_UP_SECONDS", 0.01)
     task, logged = await _cancelled_out_of_reach(server, connection, operation)
     assert task.done()
-    closing = asyncio.create_task(connection.aclose())
-    await clock.advance(CLEAN_UP_SECONDS)
-    await closing
+    await connection.aclose()
     await settle()
     assert asyncio.all_tasks() == {asyncio.current_task()}
     del task
@@ -1059,7 +1062,7 @@ async def test_a_cancelled_call_returns_when_the_connection_is_lost_while_it_cle
 
 
 async def test_no_more_than_so_many_wait_to_be_cleaned_up(
-    server: FakeServer, connection: ChannelConnection
+    server: FakeServer, connection: ChannelConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await connection.open()
     server.unreachable = ConnectionRefusedError(111, "refused")
@@ -1069,3 +1072,5 @@ async def test_no_more_than_so_many_wait_to_be_cleaned_up(
         assert not await connection.clean_up(connection.call(w.PING, m.Empty()))
     with pytest.raises(LimitReached, match=r"^memory: .*1000"):
         await connection.clean_up(connection.call(w.PING, m.Empty()))
+    monkeypatch.setattr("holdfast.client.connection.connection.CLEAN_UP_SECONDS", 0.01)
+    await connection.aclose()
