@@ -23,7 +23,7 @@ import holdfast.sync
 from holdfast.errors import InvalidParams, ResourceExhausted, SandboxError, SandboxGone
 from holdfast.fleet.fleet import Fleet, FleetSandbox
 from holdfast.fleet.pool import TAKE_SECONDS, Pool, PoolStatus
-from holdfast.fleet.record import Owner, has_ended, start_time, this_process
+from holdfast.fleet.record import Owner, start_time, this_process
 from holdfast.fleet.template import Template, make_template
 
 #: How long the pool of a node may take to start: its first sandbox may have to unpack an image.
@@ -321,7 +321,7 @@ def _open_pidfd(holder: Owner) -> int:
         pidfd = os.pidfd_open(holder.pid)
     except ProcessLookupError:
         raise SandboxGone(f"the task's process {holder.pid} has ended") from None
-    if has_ended(holder) or start_time(holder.pid) is None:
+    if start_time(holder.pid) != holder.started:
         os.close(pidfd)
         raise SandboxGone(f"the task's process {holder.pid} has ended")
     return pidfd

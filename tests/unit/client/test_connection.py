@@ -1042,7 +1042,7 @@ async def test_closing_waits_for_clean_ups_of_a_server_that_comes_back(
 
 
 async def test_a_cancelled_call_returns_when_the_connection_is_lost_while_it_cleans_up(
-    server: FakeServer, connection: ChannelConnection, clock: FakeClock
+    server: FakeServer, connection: ChannelConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await connection.open()
     server.silent.add("process/terminate")
@@ -1059,6 +1059,8 @@ async def test_a_cancelled_call_returns_when_the_connection_is_lost_while_it_cle
     with pytest.raises(asyncio.CancelledError) as caught:
         await task
     assert "unreachable" in caught.value.__notes__[0]
+    monkeypatch.setattr("holdfast.client.connection.connection.CLEAN_UP_SECONDS", 0.01)
+    await connection.aclose()
 
 
 async def test_no_more_than_so_many_wait_to_be_cleaned_up(
