@@ -19,7 +19,7 @@ from holdfast.integrations.mcp.http import TokenGuard, http_app
 from holdfast.integrations.mcp.results import MAX_RESULT_BYTES
 from holdfast.integrations.mcp.server import SandboxServer
 from holdfast.integrations.mcp.sources import ExistingSandbox
-from holdfast.server.http_requests import _Exchange
+from holdfast.server.methods.http_requests import _Exchange
 from holdfast.service.fronts.listening import parse_address
 from holdfast.wire.codex_messages import HttpHeader, HttpRequestParams
 

@@ -22,7 +22,7 @@ from holdfast.integrations.e2b.envd.watchers import translate
 from holdfast.integrations.e2b.open_sandbox import deadline_of, process_id, tag_of
 from holdfast.integrations.e2b.ports import interpreter
 from holdfast.integrations.e2b.problems import Problem
-from holdfast.service.fronts.port_proxy import passed_headers
+from holdfast.service.fronts.previews.proxy import passed_headers
 from holdfast.types import WatchEvent
 
 _LIMIT = 256

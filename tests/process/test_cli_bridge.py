@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.verbs.process.bridge import agent_environment
+from holdfast.cli.verbs.sandbox.bridge import agent_environment
 from tests.support.fake_provider import FakeProvider, fake_provider
 from tests.support.servers import RunningServer, is_alive, running_server, server_environment
 

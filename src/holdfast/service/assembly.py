@@ -36,7 +36,7 @@ from holdfast.service.fronts.grpc import GrpcFront, GrpcSettings
 from holdfast.service.fronts.handler import Handler
 from holdfast.service.fronts.http import HttpFront, HttpSettings
 from holdfast.service.fronts.listening import TlsFiles
-from holdfast.service.fronts.preview import PreviewFront
+from holdfast.service.fronts.previews.application import PreviewFront
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.housekeeping import Housekeeping
 from holdfast.service.monitor.monitor import MonitorSettings, ResourceMonitor

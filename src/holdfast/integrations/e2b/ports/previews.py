@@ -18,7 +18,7 @@ from holdfast.errors import InvalidParams, PortUnavailable
 from holdfast.integrations.e2b.envd.connect_protocol import body_pieces
 from holdfast.integrations.e2b.open_sandbox import OpenSandbox
 from holdfast.integrations.e2b.problems import Problem
-from holdfast.service.fronts import port_proxy
+from holdfast.service.fronts.previews import proxy as port_proxy
 
 #: Headers for this server alone.
 _OURS: Final = frozenset(

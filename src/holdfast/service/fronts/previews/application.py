@@ -22,8 +22,7 @@ from holdfast.errors import HoldfastError, PortUnavailable
 from holdfast.service.clock import WallClock
 from holdfast.service.fronts.connections import ConnectionLimits
 from holdfast.service.fronts.listening import TlsFiles, bind, check_address, parse_address
-from holdfast.service.fronts.port_proxy import PortFailed, Upstream, proxy_http, proxy_websocket
-from holdfast.service.fronts.preview_headers import (
+from holdfast.service.fronts.previews.headers import (
     FOR_US,
     SAFE_METHODS,
     cookies,
@@ -32,6 +31,7 @@ from holdfast.service.fronts.preview_headers import (
     response_headers,
     set_cookie,
 )
+from holdfast.service.fronts.previews.proxy import PortFailed, Upstream, proxy_http, proxy_websocket
 from holdfast.service.fronts.web_server import WebServer, WebSocketConnection
 from holdfast.service.previews.previews import OpenPreview, Previews
 from holdfast.service.previews.urls import PREFIX, TICKET, PreviewUrls, split_path
