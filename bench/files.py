@@ -17,7 +17,8 @@ from typing import Final
 
 from bench.measure import Row, Scale, Target, compare, figures, interleave, interleave_samples, latencies
 from bench.servers import BLOCK, BenchmarkError, size_of
-from holdfast.client.sandbox import Sandbox, connect
+from holdfast.client.opening import connect
+from holdfast.client.sandbox import Sandbox
 from tests.support.servers import running_server
 
 #: Memory, so that no disk is measured; both contenders read and write there.

@@ -19,7 +19,7 @@ from holdfast.service.clock import SystemClock, WallClock
 from holdfast.service.policy.profiles import PolicyRules
 from holdfast.service.policy.rules import load_rules
 from holdfast.service.problems import Exhausted, NotFound, NotNow
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.sessions.backend.enforcement import EnforcementPlan
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.sessions.ports import MetricEvent, SessionStore
@@ -368,7 +368,7 @@ def make_manager(
     """A manager that is not started."""
     clock = clock or SystemClock()
     chosen = settings(**values)
-    pool = SandboxPool(connect, clock, limit=chosen.max_sandboxes, idle_seconds=chosen.sandbox_idle_seconds)
+    pool = SandboxConnections(connect, clock, limit=chosen.max_sandboxes, idle_seconds=chosen.sandbox_idle_seconds)
     return SessionManager(
         store=store,
         rules=Rulebook(rules(text)),

@@ -18,13 +18,14 @@ import pytest
 from msgspec.structs import replace
 
 import holdfast
-from holdfast.client.sandbox import Sandbox, open_exec
+from holdfast.client.opening import open_exec
+from holdfast.client.sandbox import Sandbox
 from holdfast.client.shell import Shell
 from holdfast.client.terminal import Terminal
 from holdfast.runtime.confine.features import detect_features
 from holdfast.service.clock import SystemClock
 from holdfast.service.problems import Denied
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.sessions.backend.egress import Egress
 from holdfast.service.sessions.backend.preparation import Preparation
 from holdfast.types import Confinement, Limits
@@ -188,7 +189,7 @@ async def test_a_workspace_that_leads_elsewhere(scene: Scene) -> None:
     """An agent may name a directory of its workspace to begin in; what it names may be a link that it made."""
     scene.outside.chmod(0o755)
     (scene.work / "link").symlink_to(scene.outside)
-    pool = SandboxPool(open_exec, SystemClock())
+    pool = SandboxConnections(open_exec, SystemClock())
     preparation = Preparation(pool, Egress(pool, MemoryStore(SystemClock()), SystemClock()), own_uid)
     address = scene.server.address("unix")
     info = await pool.info(address)

@@ -11,7 +11,7 @@ from holdfast import errors
 from holdfast.service.api import CreateRequest
 from holdfast.service.policy.rules import default_rules, load_rules
 from holdfast.service.problems import NotNow
-from holdfast.service.sessions.backend.connections import SandboxPool, problem_of
+from holdfast.service.sessions.backend.connections import SandboxConnections, problem_of
 from holdfast.service.sessions.backend.egress import Egress
 from holdfast.service.sessions.backend.preparation import Preparation
 from holdfast.service.sessions.manager import SessionManager
@@ -38,7 +38,7 @@ def store(clock: FakeClock) -> MemoryStore:
 
 def manager_at(sandbox: str, fake: FakeExec, store: MemoryStore, clock: FakeClock) -> SessionManager:
     """A manager with the built-in rules, and all that prepares and confines a session."""
-    pool = SandboxPool(connecting(fake), clock)
+    pool = SandboxConnections(connecting(fake), clock)
     preparation = Preparation(pool, Egress(pool, store, clock), own_uid)
     return SessionManager(
         store=store,
@@ -192,7 +192,7 @@ async def test_a_sandbox_made_again_at_the_same_address_is_used(clock: FakeClock
         made.append(FakeExec())
         return made[-1]
 
-    pool = SandboxPool(connect, clock)
+    pool = SandboxConnections(connect, clock)
     with pytest.raises(errors.SandboxGone):
         async with pool.hold("kubernetes:team/web"):
             raise errors.SandboxGone("another pod has this name now")

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import errors
 from holdfast.service.problems import Exhausted, Invalid, NotNow, Problem, TooLate, Unavailable
-from holdfast.service.sessions.backend.connections import SandboxPool, is_gone, problem_of
+from holdfast.service.sessions.backend.connections import SandboxConnections, is_gone, problem_of
 from holdfast.testing import FakeClock, FakeExec
 from holdfast.testing.clock import settle
 from tests.service.fakes import Uncloseable
@@ -35,14 +35,14 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-async def use(pool: SandboxPool, address: str) -> None:
+async def use(pool: SandboxConnections, address: str) -> None:
     async with pool.use(address) as api:
         await api.info()
 
 
 async def test_users_of_one_address_share_one_connection(clock: FakeClock) -> None:
     places = Places()
-    pool = SandboxPool(places.connect, clock)
+    pool = SandboxConnections(places.connect, clock)
     await asyncio.gather(*(use(pool, "a") for _ in range(10)), use(pool, "b"))
     assert sorted(address for address, _ in places.made) == ["a", "b"]
     await pool.aclose()
@@ -51,7 +51,7 @@ async def test_users_of_one_address_share_one_connection(clock: FakeClock) -> No
 
 async def test_a_connection_that_nobody_uses_is_closed_after_a_while(clock: FakeClock) -> None:
     places = Places()
-    pool = SandboxPool(places.connect, clock, idle_seconds=300)
+    pool = SandboxConnections(places.connect, clock, idle_seconds=300)
     await use(pool, "a")
     async with pool.hold("b"):
         await clock.advance(299)
@@ -66,7 +66,7 @@ async def test_a_connection_that_nobody_uses_is_closed_after_a_while(clock: Fake
 
 
 async def test_what_runs_in_this_process_is_not_closed_for_being_unused(clock: FakeClock) -> None:
-    pool = SandboxPool(Places().connect, clock, idle_seconds=10)
+    pool = SandboxConnections(Places().connect, clock, idle_seconds=10)
     await use(pool, "inprocess")
     await clock.advance(100)
     assert pool.addresses == ("inprocess",)
@@ -75,7 +75,7 @@ async def test_what_runs_in_this_process_is_not_closed_for_being_unused(clock: F
 
 async def test_the_number_of_connections_is_bounded_and_unused_ones_make_room(clock: FakeClock) -> None:
     places = Places()
-    pool = SandboxPool(places.connect, clock, limit=2)
+    pool = SandboxConnections(places.connect, clock, limit=2)
     async with pool.hold("a"), pool.hold("b"):
         with pytest.raises(Exhausted) as refused:
             await use(pool, "c")
@@ -87,7 +87,7 @@ async def test_the_number_of_connections_is_bounded_and_unused_ones_make_room(cl
 
 async def test_a_connection_that_failed_for_good_is_replaced(clock: FakeClock) -> None:
     places = Places()
-    pool = SandboxPool(places.connect, clock)
+    pool = SandboxConnections(places.connect, clock)
     with pytest.raises(Unavailable) as refused:
         async with pool.use("a"):
             raise errors.ConnectionLost("it did not come back")
@@ -99,7 +99,7 @@ async def test_a_connection_that_failed_for_good_is_replaced(clock: FakeClock) -
 
 async def test_a_sandbox_that_cannot_be_opened_is_tried_again_by_the_next_caller(clock: FakeClock) -> None:
     places = Places()
-    pool = SandboxPool(places.connect, clock)
+    pool = SandboxConnections(places.connect, clock)
     places.failure = errors.SandboxGone("no such container")
     with pytest.raises(Unavailable) as refused:
         await use(pool, "a")
@@ -118,7 +118,7 @@ async def test_a_caller_that_gives_up_does_not_take_the_connection_from_others(c
         await opened.wait()
         return Uncloseable(FakeExec())
 
-    pool = SandboxPool(connect, clock)
+    pool = SandboxConnections(connect, clock)
     one, two = asyncio.ensure_future(use(pool, "a")), asyncio.ensure_future(use(pool, "a"))
     await settle()
     one.cancel()
@@ -143,7 +143,7 @@ async def test_what_a_sandbox_is_is_asked_once_a_connection(clock: FakeClock) ->
     async def connect(address: str) -> Any:
         return Uncloseable(fake)
 
-    pool = SandboxPool(connect, clock)
+    pool = SandboxConnections(connect, clock)
     await asyncio.gather(*(pool.info("a") for _ in range(5)))
     await pool.info("a")
     assert asked == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.sandbox import open_exec
+from holdfast.client.opening import open_exec
 from holdfast.config import ExecServerConfig
 from holdfast.exec_api import ExecApi
 from holdfast.runtime.local import LocalExec

@@ -1,8 +1,4 @@
-"""The public `Sandbox`, and `connect`, which opens one by its address.
-
-A sandbox wraps an `ExecApi`; addresses differ only in how that is made. The runtime is imported only for
-`inprocess`, so that this module also loads on platforms without a server.
-"""
+"""The public `Sandbox`: processes, commands, shells, terminals, ports and files behind one `ExecApi`."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
+from typing import Any, Final, Literal, Self, TypeVar, overload
 
 import msgspec
 
@@ -26,7 +22,7 @@ from holdfast.client.command import (
     start_streaming,
 )
 from holdfast.client.connection.clean_up import clean_up_cancelled
-from holdfast.client.connection.connection import CLIENT_NAME, ClientConnection, check_loop, running_loop
+from holdfast.client.connection.connection import ClientConnection, check_loop, running_loop
 from holdfast.client.defaults import Defaults, Path, StrPath, check_env, optional_path, path_text
 from holdfast.client.endings import Endings
 from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
@@ -39,10 +35,8 @@ from holdfast.client.remote import RemoteExec
 from holdfast.client.screen.screen import preload
 from holdfast.client.shell import Shell, close_unknown
 from holdfast.client.terminal import Terminal, close_unknown as close_terminal
-from holdfast.config import ExecServerConfig
 from holdfast.errors import InvalidParams, InvalidRequest, SilenceTimeout, TerminalClosed, TimeoutError
 from holdfast.exec_api import EventStream, ExecApi
-from holdfast.sandboxes.registry import KINDS, AddressKind, check_address, target_at
 from holdfast.transport.sockets import dial
 from holdfast.types import (
     AWAITED_PREFIX,
@@ -61,16 +55,11 @@ from holdfast.types import (
     UsageSample,
 )
 
-if TYPE_CHECKING:
-    from holdfast.sandboxes.target import SandboxTarget
-
 T = TypeVar("T")
 
 #: Concurrent commands of `exec` in one sandbox; further ones wait. Far more than a sandbox has cores, and few
 #: enough that a thousand calls at once do not exhaust its pids and descriptors.
 MAX_CONCURRENT_EXECS: Final = 64
-#: How long calls wait for a reconnect: as long as the server keeps the state of a disconnected client.
-RECONNECT_DEADLINE: Final = 60.0
 #: How long `terminal` waits for the first prompt: long enough for a slow profile.
 PROMPT_SECONDS: Final = 10.0
 #: `env` adds to the sandbox's whole environment.
@@ -581,91 +570,6 @@ class Sandbox(SandboxFiles):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-@asynccontextmanager
-async def connect(
-    address: str | Sequence[str] | SandboxTarget,
-    *,
-    token: str | None = None,
-    config: ExecServerConfig | None = None,
-    reconnect_deadline: float = RECONNECT_DEADLINE,
-    max_concurrent_execs: int = MAX_CONCURRENT_EXECS,
-    user: str | None = None,
-    cwd: StrPath | None = None,
-    env: Mapping[str, str] | None = None,
-    **options: Any,
-) -> AsyncIterator[Sandbox]:
-    """The sandbox at `address`, for the length of an `async with` block.
-
-    `local` is the machine's own server, started when needed; `inprocess` runs processes as children of this
-    program, with `config`; `unix:PATH` and `ws://...` are servers that listen there, the latter with `token` or
-    HOLDFAST_TOKEN; a list is a command that serves on its stdio (`["holdfast", "serve", "--listen", "stdio"]`).
-    `docker:NAME`, `podman:NAME`, `kubernetes:NAMESPACE/POD`, `ssh:USER@HOST` and `bwrap:DIRECTORY` are sandboxes
-    into which the server is installed if it is missing; `options` are those of their kind (docs/sandboxes.md).
-    A broken connection is restored within `reconnect_deadline` seconds without loss, or fails.
-
-    `user`, `cwd` and `env` are defaults for commands, shells, terminals and files. A relative `cwd` or file path of
-    a call begins at the connection's `cwd`, and a call's `env` is laid over the connection's. Containers run their
-    whole server as `user`, and jails get `env` themselves.
-    """
-    defaults: dict[str, Any] = {"user": user, "cwd": cwd, "env": env}
-    kind = _target_kind(address)
-    for name in () if kind is None else kind.own_defaults:
-        if defaults[name] is not None:
-            options[name] = defaults.pop(name)
-    Defaults(**defaults)  # checks them before anything is opened
-    api = await open_exec(address, token=token, config=config, reconnect_deadline=reconnect_deadline, **options)
-    box = Sandbox(api, max_concurrent_execs=max_concurrent_execs, **defaults)
-    try:
-        yield box
-    finally:
-        await box.aclose()
-
-
-async def open_exec(
-    address: str | Sequence[str] | SandboxTarget,
-    *,
-    token: str | None = None,
-    config: ExecServerConfig | None = None,
-    reconnect_deadline: float = RECONNECT_DEADLINE,
-    client_name: str = CLIENT_NAME,
-    **options: Any,
-) -> ExecApi:
-    """The `ExecApi` behind an address. The caller closes it."""
-    if config is not None and address != "inprocess":
-        shown = address if isinstance(address, str | Sequence) else address.address
-        raise InvalidParams(f"config: only for 'inprocess'; the server at {shown!r} has settings of its own")
-    if isinstance(address, str):
-        check_address(address)
-    target = None if isinstance(address, str | Sequence) else address
-    if isinstance(address, str) and _target_kind(address) is not None:
-        target, options = target_at(address, **options), {}
-    if options:
-        owner = repr(address) if target is None else f"a target, {target.address!r}"
-        raise InvalidParams(f"{', '.join(options)}: no option of {owner}")
-    if target is not None:
-        from holdfast.sandboxes.opening import open_target
-
-        return await open_target(target, reconnect_deadline=reconnect_deadline, client_name=client_name)
-    assert isinstance(address, str | Sequence)
-    if address == "inprocess":
-        from holdfast.runtime.local import LocalExec
-
-        return LocalExec(config)
-    from holdfast.client.dial import open_connection
-    from holdfast.client.remote import RemoteExec
-
-    connection = await open_connection(
-        address, token=token, client_name=client_name, reconnect_deadline=reconnect_deadline
-    )
-    return RemoteExec(connection)
-
-
-def _target_kind(address: str | Sequence[str] | SandboxTarget) -> AddressKind | None:
-    """The kind of an address that names a sandbox target; None for other addresses and for a target itself."""
-    kind = KINDS.get(address.partition(":")[0]) if isinstance(address, str) else None
-    return kind if kind is not None and kind.target else None
 
 
 def _terminal_argv(command: StrPath | Sequence[StrPath] | None) -> tuple[str, ...] | None:

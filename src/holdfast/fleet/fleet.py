@@ -16,8 +16,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from holdfast.client.opening import RECONNECT_DEADLINE
 from holdfast.client.remote import RemoteExec
-from holdfast.client.sandbox import RECONNECT_DEADLINE, Sandbox
+from holdfast.client.sandbox import Sandbox
 from holdfast.errors import (
     CommandNotFound,
     CwdNotFound,

@@ -57,7 +57,7 @@ from holdfast.runtime.tree.cgroup import Cgroups
 from holdfast.runtime.tree.orphans import OrphanReaper
 from holdfast.runtime.tree.process_table import TableReader
 from holdfast.runtime.tree.process_tree import Strays, Tree
-from holdfast.runtime.tree.usage import Activity, UsageQuery, UsageSampler
+from holdfast.runtime.tree.usage import ForegroundActivity, UsageQuery, UsageSampler
 from holdfast.types import (
     AWAITED_PREFIX,
     TERMINAL_OUTPUT_BYTES,
@@ -433,7 +433,7 @@ class LocalExec:
             return None if shell is None else shell.asked()
         terminal = self.terminals.get(process_id)
         printed = sum(log.end for log in process.logs.values())
-        activity = Activity() if terminal is None or not process.running else terminal.activity()
+        activity = ForegroundActivity() if terminal is None or not process.running else terminal.activity()
         return UsageQuery(process_id, (process.tree,), process.running, printed, activity, process.own_pids)
 
     async def forget(self, process_id: str) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from holdfast.client.sandbox import open_exec
+from holdfast.client.opening import open_exec
 from holdfast.console.application import console_application
 from holdfast.errors import HoldfastError
 from holdfast.exec_api import ExecApi
@@ -55,7 +55,7 @@ from holdfast.service.rules_file import read_rules
 from holdfast.service.sandboxes.sandbox_endings import SandboxEndings
 from holdfast.service.sandboxes.session_pools import SessionPools
 from holdfast.service.sandboxes.session_sandboxes import SessionSandboxes
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.sessions.backend.egress import Egress
 from holdfast.service.sessions.backend.preparation import Preparation
 from holdfast.service.sessions.manager import SessionManager
@@ -150,7 +150,7 @@ class ServiceReplica:
 
     async def _sessions(self, store: Store) -> SessionManager:
         settings, clock, parts = self._settings, self._clock, self._parts
-        pool = SandboxPool(
+        pool = SandboxConnections(
             self._connect, clock, limit=settings.max_sandboxes, idle_seconds=settings.sandbox_idle_seconds
         )
         pools = SessionPools(self.metrics.pool_taken)

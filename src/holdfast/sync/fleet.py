@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Final, overload
 
-from holdfast.client import sandbox
+from holdfast.client.opening import RECONNECT_DEADLINE
 from holdfast.errors import InvalidParams
 from holdfast.fleet import fleet, pool
 from holdfast.fleet.engine import Engine, Progress
@@ -58,7 +58,7 @@ class Fleet(Closing[fleet.Fleet]):
         """Make a sandbox with the files of another one; see `holdfast.Fleet.fork`."""
         return self._loop.run(self._inner.fork(id, **fields))
 
-    def connect(self, id: str, *, reconnect_deadline: float = sandbox.RECONNECT_DEADLINE) -> FleetSandbox:
+    def connect(self, id: str, *, reconnect_deadline: float = RECONNECT_DEADLINE) -> FleetSandbox:
         """Connect to a sandbox of this fleet, until `close` or for the length of a `with` block."""
         inner = self._loop.run(self._inner.connect(id, reconnect_deadline=reconnect_deadline))
         box = FleetSandbox(self._loop, inner, inner, owns_loop=False)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, ParamSpec, overload
 
-from holdfast.client import exec_remote, host_call, process, sandbox
+from holdfast.client import exec_remote, host_call, opening, process, sandbox
 from holdfast.client.defaults import Path, StrPath
 from holdfast.client.endings import Endings
 from holdfast.client.files.watch import DirectoryEvents
 from holdfast.client.tools import unified_exec
-from holdfast.config import ExecServerConfig
 from holdfast.sync.facade import (
     Blocking,
     Closing,
@@ -26,9 +26,6 @@ from holdfast.sync.facade import (
 )
 from holdfast.sync.handles import BlockingHandler, ExecRemoteProcess, HostService, Process, Shell, Terminal
 from holdfast.types import WatchEvent
-
-if TYPE_CHECKING:
-    from holdfast.sandboxes.target import SandboxTarget
 
 
 class Sandbox(Closing[sandbox.Sandbox]):
@@ -242,32 +239,19 @@ class UnifiedExec(Closing[unified_exec.UnifiedExec]):
         return {id: Process(self._loop, each) for id, each in self._loop.run(sessions()).items()}
 
 
-def connect(
-    address: str | Sequence[str] | SandboxTarget,
-    *,
-    token: str | None = None,
-    config: ExecServerConfig | None = None,
-    reconnect_deadline: float = sandbox.RECONNECT_DEADLINE,
-    max_concurrent_execs: int = sandbox.MAX_CONCURRENT_EXECS,
-    user: str | None = None,
-    cwd: StrPath | None = None,
-    env: Mapping[str, str] | None = None,
-    **options: Any,
-) -> Sandbox:
-    """The sandbox at `address`, until `close` or for the length of a `with` block; see `holdfast.connect`."""
-    return opened(
-        sandbox.connect(
-            address,
-            token=token,
-            config=config,
-            reconnect_deadline=reconnect_deadline,
-            max_concurrent_execs=max_concurrent_execs,
-            user=user,
-            cwd=cwd,
-            env=env,
-            **options,
-        )
-    )
+P = ParamSpec("P")
+
+
+def _blocking(connect: Callable[P, AbstractAsyncContextManager[sandbox.Sandbox]]) -> Callable[P, Sandbox]:
+    @functools.wraps(connect)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Sandbox:
+        return opened(connect(*args, **kwargs))
+
+    return call
+
+
+#: The sandbox at an address, until `close` or for the length of a `with` block; see `holdfast.connect`.
+connect = _blocking(opening.connect)
 
 
 def opened(context: AbstractAsyncContextManager[sandbox.Sandbox]) -> Sandbox:

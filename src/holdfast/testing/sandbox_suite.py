@@ -18,8 +18,9 @@ from typing import Any, Final
 from holdfast.client.connection.channel_connection import Dial
 from holdfast.client.dial import dialer
 from holdfast.client.exec_remote import Completed, ExecRemoteOptions, StderrChunk, StdoutChunk
+from holdfast.client.opening import connect
 from holdfast.client.process import Process
-from holdfast.client.sandbox import Sandbox, connect
+from holdfast.client.sandbox import Sandbox
 from holdfast.errors import (
     CommandNotFound,
     CwdNotFound,

@@ -26,7 +26,7 @@ STRAY_SECONDS: Final = 1.0
 _FILE_BYTES: Final = 4096
 
 
-class Activity(NamedTuple):
+class ForegroundActivity(NamedTuple):
     """The foreground of a process, from its terminal or shell."""
 
     #: The foreground group of a terminal; 0 if there is none.
@@ -45,7 +45,7 @@ class UsageQuery(NamedTuple):
     trees: tuple[Tree, ...]
     running: bool
     printed: int
-    activity: Activity = Activity()
+    activity: ForegroundActivity = ForegroundActivity()
     #: Pids that are not commands: the program itself first, then the processes of its jail.
     own: tuple[int, ...] = ()
 

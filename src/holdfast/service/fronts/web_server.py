@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from holdfast.service.fronts.connections import AcceptedConnection, Acceptor, ConnectionGate, ConnectionLimits
+from holdfast.service.fronts.connections import AcceptedConnection, GateAcceptor, ConnectionGate, ConnectionLimits
 
 #: Connections above the limit that get a 503, at a time.
 _REFUSABLE: Final = 16
@@ -36,7 +36,7 @@ class WebServer(uvicorn.Server):
         # Room for connections that get a 503.
         self.gate = ConnectionGate(replace(limits, most=limits.most + _REFUSABLE))
         self._tls = tls
-        self._acceptor: Acceptor | None = None
+        self._acceptor: GateAcceptor | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def open(self, listener: socket.socket) -> None:
@@ -61,7 +61,7 @@ class WebServer(uvicorn.Server):
 
     async def startup(self, sockets: Any = None) -> None:
         self.servers = []
-        self._acceptor = Acceptor(sockets[0], self.gate, self._protocol, self._tls)
+        self._acceptor = GateAcceptor(sockets[0], self.gate, self._protocol, self._tls)
         self._acceptor.start(self.config.backlog)
         self.started = True
         self.is_up.set()

@@ -26,7 +26,7 @@ from holdfast.service.policy.profiles import PolicyRules
 from holdfast.service.previews.reach import why_unreachable
 from holdfast.service.previews.urls import PreviewUrls
 from holdfast.service.problems import Denied, Exhausted, Invalid, NotNow, Problem, Unavailable
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.sessions.following.events import audit_entry
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.types import AuditEntry, Caller, SessionRecord
@@ -78,7 +78,7 @@ class Previews:
         self,
         store: PreviewStore,
         sandboxes: SandboxTemplates,
-        pool: SandboxPool,
+        pool: SandboxConnections,
         rules: Callable[[], PolicyRules],
         clock: WallClock,
         settings: ServiceSettings,

@@ -31,7 +31,7 @@ from holdfast.service.fronts.previews.headers import (
     response_headers,
     set_cookie,
 )
-from holdfast.service.fronts.previews.proxy import PortFailed, Upstream, proxy_http, proxy_websocket
+from holdfast.service.fronts.previews.proxy import PortFailed, PortUpstream, proxy_http, proxy_websocket
 from holdfast.service.fronts.web_server import WebServer, WebSocketConnection
 from holdfast.service.previews.previews import OpenPreview, Previews
 from holdfast.service.previews.urls import PREFIX, TICKET, PreviewUrls, split_path
@@ -191,7 +191,7 @@ class PreviewApplication:
             "headers": request_headers(target.headers.raw, shared=shared),
         }
         async with self._previews.channel(opened) as dial:
-            upstream = Upstream(
+            upstream = PortUpstream(
                 dial,
                 FOR_US,
                 tuple(added),

@@ -19,7 +19,7 @@ from sqlalchemy.types import Double
 
 from holdfast.service.clock import SystemClock, WallClock
 from holdfast.service.problems import Invalid, Problem, Unavailable
-from holdfast.service.store.database.connection import Engine, StoreConnection, Work
+from holdfast.service.store.database.connection import DatabaseEngine, StoreConnection, Work
 from holdfast.service.store.database.postgres import PostgresEngine
 from holdfast.service.store.database.sqlite import SqliteEngine
 
@@ -39,7 +39,7 @@ _log = logging.getLogger("holdfast.service.store")
 class Database:
     """An open database."""
 
-    def __init__(self, url: URL, engine: Engine, clock: WallClock) -> None:
+    def __init__(self, url: URL, engine: DatabaseEngine, clock: WallClock) -> None:
         self.url = url
         self.clock = clock
         self._engine = engine
@@ -53,7 +53,7 @@ class Database:
     async def open(cls, url: str, *, clock: WallClock | None = None, create: bool = True) -> Database:
         parsed = parse_url(url)
         if parsed.get_backend_name() == "sqlite":
-            engine: Engine = SqliteEngine(parsed, create=create)
+            engine: DatabaseEngine = SqliteEngine(parsed, create=create)
         else:
             engine = PostgresEngine(parsed)
         database = cls(parsed, engine, clock or SystemClock())
