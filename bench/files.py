@@ -22,7 +22,7 @@ from holdfast.client.sandbox import Sandbox
 from tests.support.servers import running_server
 
 #: Memory, so that no disk is measured; both contenders read and write there.
-PLACE: Final = "/dev/shm"
+DIRECTORY: Final = "/dev/shm"
 SMALL_BYTES: Final = 1024
 BATCH: Final = 20
 
@@ -146,4 +146,4 @@ def _write(path: str, data: bytes) -> None:
 
 
 def _place() -> str | None:
-    return PLACE if os.access(PLACE, os.W_OK) else None
+    return DIRECTORY if os.access(DIRECTORY, os.W_OK) else None

@@ -362,7 +362,7 @@ def make_manager(
     *,
     clock: WallClock | None = None,
     text: str = "",
-    told: list[MetricEvent] | None = None,
+    reported: list[MetricEvent] | None = None,
     **values: Any,
 ) -> SessionManager:
     """A manager that is not started."""
@@ -376,7 +376,7 @@ def make_manager(
         plan=plan_nothing,
         clock=clock,
         settings=chosen,
-        emit=(told if told is not None else []).append,
+        emit=(reported if reported is not None else []).append,
     )
 
 

@@ -167,8 +167,10 @@ class Losing(FakeExec):
 async def test_why_a_session_was_lost_is_in_its_close_reason_and_its_event(
     store: MemoryStore, clock: FakeClock, error: errors.HoldfastError, reason: str
 ) -> None:
-    fake, told = Losing(), list[MetricEvent]()
-    async with running(make_manager(store, connecting(fake), clock=clock, told=told, prompt_seconds=0)) as manager:
+    fake, reported = Losing(), list[MetricEvent]()
+    async with running(
+        make_manager(store, connecting(fake), clock=clock, reported=reported, prompt_seconds=0)
+    ) as manager:
         session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
         follower = manager.leases.follower(session_id)
         assert follower is not None
@@ -182,7 +184,7 @@ async def test_why_a_session_was_lost_is_in_its_close_reason_and_its_event(
     assert event["detail"].startswith(f"ERROR ({reason}): ")
     assert error.message in event["detail"]
     # A metric has the category alone.
-    assert [each.detail for each in told if each.what == "session_over"] == [reason]
+    assert [each.detail for each in reported if each.what == "session_over"] == [reason]
 
 
 async def test_a_sandbox_made_again_at_the_same_address_is_used(clock: FakeClock) -> None:

@@ -82,7 +82,7 @@ class Sandbox(SandboxFiles):
         self._connected = api
         self._loop = running_loop()
         self._defaults = Defaults(user=user, cwd=cwd, env=env)
-        self._exec_places = asyncio.Semaphore(max_concurrent_execs)
+        self._exec_slots = asyncio.Semaphore(max_concurrent_execs)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._forwards: dict[int | str, PortForward] = {}
 
@@ -276,7 +276,7 @@ class Sandbox(SandboxFiles):
     async def _run(self, argv: tuple[str, ...], options: ExecRemoteOptions) -> ExecResult:
         if not options.concurrency:
             return await self._attempts(argv, options)
-        async with self._exec_places:
+        async with self._exec_slots:
             return await self._attempts(argv, options)
 
     async def _attempts(self, argv: tuple[str, ...], options: ExecRemoteOptions) -> ExecResult:

@@ -39,8 +39,8 @@ from holdfast.service.fronts.listening import TlsFiles
 from holdfast.service.fronts.previews.application import PreviewFront
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.housekeeping import Housekeeping
+from holdfast.service.monitor.gateway import MonitorGateway
 from holdfast.service.monitor.monitor import MonitorSettings, ResourceMonitor
-from holdfast.service.monitor.session_usage import MonitorGateway
 from holdfast.service.monitor.thresholds import ThresholdSettings
 from holdfast.service.observability.logs import LogSettings, configure_logs
 from holdfast.service.observability.metered_store import MeteredStore
@@ -146,7 +146,7 @@ class ServiceReplica:
         if self._previews is not None:
             started = replace(started, preview=await self._preview_front(self._previews))
         self.readiness.set("service")
-        return replace(started, store=store.database.place, operator_token=token)
+        return replace(started, store=store.database.location, operator_token=token)
 
     async def _sessions(self, store: Store) -> SessionManager:
         settings, clock, parts = self._settings, self._clock, self._parts

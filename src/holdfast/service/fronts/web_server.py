@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from holdfast.service.fronts.connections import AcceptedConnection, GateAcceptor, ConnectionGate, ConnectionLimits
+from holdfast.service.fronts.connections import AcceptedConnection, ConnectionGate, ConnectionLimits, GateAcceptor
 
 #: Connections above the limit that get a 503, at a time.
 _REFUSABLE: Final = 16

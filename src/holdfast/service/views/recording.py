@@ -11,7 +11,12 @@ from holdfast.types import TerminalEvent
 
 
 async def read_recording(
-    caller: Caller, record: SessionRecord, sessions: SessionApi, pool: SandboxConnections, since: str, max_bytes: int
+    caller: Caller,
+    record: SessionRecord,
+    sessions: SessionApi,
+    pool: SandboxConnections,
+    since: str,
+    max_bytes: int,
 ) -> RecordingPart:
     """Return the part of the recording after a token."""
     if record.kind == "terminal":
@@ -31,7 +36,9 @@ async def read_recording(
     return RecordingPart(events, read.token, read.more, record.created_at, record.cols, record.rows)
 
 
-async def _of_terminal(record: SessionRecord, pool: SandboxConnections, since: str, max_bytes: int) -> RecordingPart:
+async def _of_terminal(
+    record: SessionRecord, pool: SandboxConnections, since: str, max_bytes: int
+) -> RecordingPart:
     position = read_token(record.session_id, since)
     async with pool.use(record.sandbox) as api:
         status = await api.describe_terminal(record.session_id, look=False)

@@ -68,7 +68,9 @@ class CommandOutcome(ServiceStruct, frozen=True):
 class SessionBackend(ABC):
     """Operations on one session of either kind. Errors are `Problem`s."""
 
-    def __init__(self, record: SessionRecord, pool: SandboxConnections, settings: ServiceSettings, tracer: Tracer) -> None:
+    def __init__(
+        self, record: SessionRecord, pool: SandboxConnections, settings: ServiceSettings, tracer: Tracer
+    ) -> None:
         self.session_id = record.session_id
         self.tracer = tracer
         self._record = record

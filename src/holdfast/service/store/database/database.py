@@ -72,7 +72,7 @@ class Database:
         await self.read(_answer, tries=1)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Address of the database for messages, without a password."""
         return self.url.set(drivername=self.url.get_backend_name()).render_as_string(hide_password=True)
 
@@ -130,7 +130,7 @@ class Database:
     def _problem(self, error: Exception) -> Problem:
         if isinstance(error, DataError) or _code(error).startswith("22"):
             return Invalid(f"the database rejects this value: {_first_line(error)}", reason="STORE_VALUE")
-        detail = f"the database {self.place} cannot be used: {_first_line(error)}"
+        detail = f"the database {self.location} cannot be used: {_first_line(error)}"
         if not self.is_serving:
             return Unavailable(detail, reason="STORE_UNAVAILABLE", retry_after=1.0)
         error_id = secrets.token_hex(8)

@@ -22,9 +22,11 @@ EnforceLimit = Callable[[SessionRecord, Literal["terminate", "close"]], Awaitabl
 
 
 class MonitorGateway:
-    """`monitor.Outside`."""
+    """`MonitorBackend` for the sessions of one replica."""
 
-    def __init__(self, pool: SandboxConnections, store: SessionStore, clock: WallClock, enforce: EnforceLimit) -> None:
+    def __init__(
+        self, pool: SandboxConnections, store: SessionStore, clock: WallClock, enforce: EnforceLimit
+    ) -> None:
         self._pool = pool
         self._store = store
         self._clock = clock
