@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, Literal, Self, TypeVar, overload
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
-from holdfast.client.command import (
-    ExecResult,
-    StartErrors,
-    check_command,
-    check_result,
-    kill_now,
-    retry_timeouts,
-    run_command,
-    start_streaming,
-)
+from holdfast.client.command import check_command, kill_now, start_streaming
 from holdfast.client.connection.clean_up import clean_up_cancelled
 from holdfast.client.connection.connection import ClientConnection, check_loop, running_loop
 from holdfast.client.defaults import Defaults, Path, StrPath, check_env, optional_path, path_text
 from holdfast.client.endings import Endings
-from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
+from holdfast.client.exec_remote import ExecRemoteOptions, SandboxCommands, new_id, policy_for
 from holdfast.client.files.files import Progress, SandboxFiles
 from holdfast.client.files.trees import Transferred, download, upload
 from holdfast.client.host_call import Handler, HostService
@@ -35,11 +25,10 @@ from holdfast.client.remote import RemoteExec
 from holdfast.client.screen.screen import preload
 from holdfast.client.shell import Shell, close_unknown
 from holdfast.client.terminal import Terminal, close_unknown as close_terminal
-from holdfast.errors import InvalidParams, InvalidRequest, SilenceTimeout, TerminalClosed, TimeoutError
+from holdfast.errors import InvalidParams, InvalidRequest, TerminalClosed
 from holdfast.exec_api import EventStream, ExecApi
 from holdfast.transport.sockets import dial
 from holdfast.types import (
-    AWAITED_PREFIX,
     Confinement,
     EnvironmentInfo,
     EnvPolicy,
@@ -62,11 +51,9 @@ T = TypeVar("T")
 MAX_CONCURRENT_EXECS: Final = 64
 #: How long `terminal` waits for the first prompt: long enough for a slow profile.
 PROMPT_SECONDS: Final = 10.0
-#: `env` adds to the sandbox's whole environment.
-_ADD_TO_ALL: Final = EnvPolicy(inherit="all", ignore_default_excludes=True)
 
 
-class Sandbox(SandboxFiles):
+class Sandbox(SandboxCommands, SandboxFiles):
     """A place where commands run, opened by `connect`. Any number of tasks of one event loop can share it."""
 
     def __init__(
@@ -138,11 +125,11 @@ class Sandbox(SandboxFiles):
             raise InvalidParams("exact_env: needs env, and no env_policy")
         variables = check_env(env) if exact_env else self._defaults.env(env)
         spec = ProcessSpec(
-            process_id=id if id is not None else _new_id(),
+            process_id=id if id is not None else new_id(),
             argv=check_command(argv),
             cwd=self._defaults.cwd(cwd),
             env=variables,
-            env_policy=None if exact_env else _policy(variables, env_policy),
+            env_policy=None if exact_env else policy_for(variables, env_policy),
             arg0=arg0,
             tty=tty is not None,
             size=tty,
@@ -152,7 +139,7 @@ class Sandbox(SandboxFiles):
             lifetime=lifetime,
             limits=limits,
             confinement=confinement,
-            start_id=_new_id(),
+            start_id=new_id(),
             merge_stderr=merge_stderr,
             silence=silence,
         )
@@ -194,141 +181,6 @@ class Sandbox(SandboxFiles):
         next end, without polling, until it is left.
         """
         return Endings(self._api, self._spawn)
-
-    # --- commands ------------------------------------------------------------------------------------------------
-
-    async def exec(
-        self,
-        cmd: Sequence[StrPath],
-        *,
-        input: str | bytes | None = None,
-        cwd: StrPath | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-        timeout: float | None = None,
-        timeout_retry: bool = False,
-        concurrency: bool = True,
-        merge_stderr: bool = False,
-        start_errors: StartErrors = "raise",
-        check: bool = False,
-        silence: float | None = None,
-    ) -> ExecResult:
-        """Run a command to its end and return its output and exit code.
-
-        After `timeout` seconds, and when this call is cancelled, everything that the command started is killed.
-        With `timeout_retry` a command that timed out is repeated up to twice, each time with less time. The
-        `TimeoutError` has the output of the last attempt. With `concurrency` at most 64 commands run at a time, and
-        the timeout counts from the start of this one. `merge_stderr` puts stderr into stdout, in the printed order.
-        A command that cannot be started raises `CommandNotFound` or `NotExecutable`; with `start_errors="result"`
-        it ends with exit code 127 or 126 and the reason on stderr, as in a shell. With `check` a non-zero exit code
-        raises `CommandFailed`, which has the result. A command that prints nothing for `silence` seconds is killed
-        like one that timed out, and raises `SilenceTimeout`.
-        """
-        argv = check_command(cmd)
-        options = ExecRemoteOptions(
-            input=input,
-            cwd=cwd,
-            env=check_env(env),
-            user=user,
-            timeout=timeout,
-            timeout_retry=timeout_retry,
-            concurrency=concurrency,
-            merge_stderr=merge_stderr,
-            start_errors=start_errors,
-            silence=silence,
-        )
-        result = await self._run(argv, options)
-        if check:
-            check_result(argv, result)
-        return result
-
-    @overload
-    def exec_remote(
-        self, cmd: Sequence[StrPath], options: ExecRemoteOptions | None = None, stream: Literal[True] = True
-    ) -> ExecRemoteProcess: ...
-
-    @overload
-    def exec_remote(
-        self, cmd: Sequence[StrPath], options: ExecRemoteOptions | None = None, *, stream: Literal[False]
-    ) -> Coroutine[Any, Any, ExecResult]: ...
-
-    @overload
-    def exec_remote(
-        self, cmd: Sequence[StrPath], options: ExecRemoteOptions | None, stream: Literal[False]
-    ) -> Coroutine[Any, Any, ExecResult]: ...
-
-    def exec_remote(
-        self, cmd: Sequence[StrPath], options: ExecRemoteOptions | None = None, stream: bool = True
-    ) -> ExecRemoteProcess | Coroutine[Any, Any, ExecResult]:
-        """Start a command at once and stream it, or, with `stream=False`, await its result.
-
-        A plain method: the streamed command starts without an `await`, in the background of the running event loop.
-        """
-        argv = check_command(cmd)
-        options = options or ExecRemoteOptions()
-        check_env(options.env)
-        if not stream:
-            return self._run(argv, options)
-        check_running_loop()
-        spec = self._command_spec(argv, options, pipe_stdin=options.input is not None or options.stdin_open)
-        return ExecRemoteProcess(self._api, spec, options, self._spawn)
-
-    async def _run(self, argv: tuple[str, ...], options: ExecRemoteOptions) -> ExecResult:
-        if not options.concurrency:
-            return await self._attempts(argv, options)
-        async with self._exec_slots:
-            return await self._attempts(argv, options)
-
-    async def _attempts(self, argv: tuple[str, ...], options: ExecRemoteOptions) -> ExecResult:
-        # An id names one run of the command: another attempt would attach to the killed one.
-        *earlier, last = retry_timeouts(options.timeout, options.timeout_retry and options.id is None)
-        timed_out: list[float] = []
-        for timeout in earlier:
-            try:
-                return await self._attempt(argv, options, timeout, timed_out)
-            except SilenceTimeout:
-                raise
-            except TimeoutError:
-                # Its whole tree was killed, so the attempts do not run side by side.
-                assert timeout is not None
-                timed_out.append(timeout)
-        return await self._attempt(argv, options, last, timed_out)
-
-    async def _attempt(
-        self, argv: tuple[str, ...], options: ExecRemoteOptions, timeout: float | None, earlier: Sequence[float]
-    ) -> ExecResult:
-        # The caller has no handle to write to, so `stdin_open` would only make the command wait.
-        spec = self._command_spec(argv, options, pipe_stdin=options.input is not None, awaited=True)
-        return await run_command(
-            self._api,
-            spec,
-            input=options.input,
-            timeout=timeout,
-            start_errors=options.start_errors,
-            attach=options.id is not None,
-            earlier=earlier,
-        )
-
-    def _command_spec(
-        self, argv: tuple[str, ...], options: ExecRemoteOptions, *, pipe_stdin: bool, awaited: bool = False
-    ) -> ProcessSpec:
-        env = self._defaults.env(options.env)
-        return ProcessSpec(
-            process_id=f"{AWAITED_PREFIX if awaited else 'stream-'}{_new_id()}"
-            if options.id is None
-            else options.id,
-            argv=argv,
-            cwd=self._defaults.cwd(options.cwd),
-            env=env,
-            env_policy=_policy(env, options.env_policy),
-            pipe_stdin=pipe_stdin,
-            user=self._defaults.user(options.user),
-            overflow=options.overflow,
-            lifetime=options.lifetime,
-            start_id=_new_id(),
-            merge_stderr=options.merge_stderr,
-            silence=options.silence,
-        )
 
     # --- host calls ----------------------------------------------------------------------------------------------
 
@@ -403,17 +255,17 @@ class Sandbox(SandboxFiles):
         """
         variables = self._defaults.env(env)
         spec = ShellSpec(
-            shell_id=id if id is not None else _new_id(),
+            shell_id=id if id is not None else new_id(),
             shell=optional_path(shell, "shell"),
             cwd=self._defaults.cwd(cwd),
             env=variables,
-            env_policy=_policy(variables, env_policy),
+            env_policy=policy_for(variables, env_policy),
             user=self._defaults.user(user),
             login=login,
             lifetime=lifetime,
             limits=limits,
             confinement=confinement,
-            start_id=_new_id(),
+            start_id=new_id(),
         )
         try:
             return Shell(self._api, await self._api.open_shell(spec))
@@ -465,12 +317,12 @@ class Sandbox(SandboxFiles):
         """
         variables = self._defaults.env(env)
         spec = TerminalSpec(
-            terminal_id=id if id is not None else _new_id(),
+            terminal_id=id if id is not None else new_id(),
             argv=_terminal_argv(command),
             size=TerminalSize(rows, cols),
             cwd=self._defaults.cwd(cwd),
             env=variables,
-            env_policy=_policy(variables, env_policy),
+            env_policy=policy_for(variables, env_policy),
             user=self._defaults.user(user),
             term=term,
             locale=locale,
@@ -480,7 +332,7 @@ class Sandbox(SandboxFiles):
             lifetime=lifetime,
             limits=limits,
             confinement=confinement,
-            start_id=_new_id(),
+            start_id=new_id(),
         )
         try:
             status = await self._api.open_terminal(spec)
@@ -576,11 +428,3 @@ def _terminal_argv(command: StrPath | Sequence[StrPath] | None) -> tuple[str, ..
     if command is None or isinstance(command, str):
         return None if command is None else (command,)
     return (path_text(command, "command"),) if isinstance(command, os.PathLike) else check_command(command)
-
-
-def _new_id() -> str:
-    return secrets.token_hex(6)
-
-
-def _policy(env: Mapping[str, str] | None, policy: EnvPolicy | None) -> EnvPolicy | None:
-    return _ADD_TO_ALL if policy is None and env is not None else policy
