@@ -136,8 +136,8 @@ async def slow_channel() -> AsyncIterator[Sandbox]:
 async def commands_alone() -> AsyncIterator[Sandbox]:
     with running_server() as server, tempfile.TemporaryDirectory(prefix="hf-", dir="/tmp") as directory:
         prefix = ["env", f"HOLDFAST_DIRECTORY={server.directory}"]
-        place = CommandSandbox(prefix, channel=False, poll_interval=0.01, directory=directory)
-        async with holdfast.connect(place) as box:
+        location = CommandSandbox(prefix, channel=False, poll_interval=0.01, directory=directory)
+        async with holdfast.connect(location) as box:
             yield box
 
 

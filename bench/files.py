@@ -17,11 +17,12 @@ from typing import Final
 
 from bench.measure import Row, Scale, Target, compare, figures, interleave, interleave_samples, latencies
 from bench.servers import BLOCK, BenchmarkError, size_of
-from holdfast.client.sandbox import Sandbox, connect
+from holdfast.client.opening import connect
+from holdfast.client.sandbox import Sandbox
 from tests.support.servers import running_server
 
 #: Memory, so that no disk is measured; both contenders read and write there.
-PLACE: Final = "/dev/shm"
+DIRECTORY: Final = "/dev/shm"
 SMALL_BYTES: Final = 1024
 BATCH: Final = 20
 
@@ -145,4 +146,4 @@ def _write(path: str, data: bytes) -> None:
 
 
 def _place() -> str | None:
-    return PLACE if os.access(PLACE, os.W_OK) else None
+    return DIRECTORY if os.access(DIRECTORY, os.W_OK) else None

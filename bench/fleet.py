@@ -150,10 +150,10 @@ async def _many(scale: Scale, directory: str) -> list[Row]:
     count = scale.sessions
     async with Fleet("bwrap", max_creates=AT_ONCE) as fleet:
         await _made(fleet)
-        places = asyncio.Semaphore(AT_ONCE)
+        locations = asyncio.Semaphore(AT_ONCE)
 
         async def one_jail() -> None:
-            async with places:
+            async with locations:
                 await _made(fleet)
 
         alone = perf_counter()

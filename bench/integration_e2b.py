@@ -77,10 +77,10 @@ async def measure(fleet: Fleet, box: FleetSandbox, sandbox: Sandbox) -> dict[str
 
 async def many() -> None:
     """A hundred sandboxes of one server that exist at the same time, each with a command that ended."""
-    places = asyncio.Semaphore(AT_ONCE)
+    locations = asyncio.Semaphore(AT_ONCE)
 
     async def make() -> AsyncSandbox:
-        async with places:
+        async with locations:
             made = await AsyncSandbox.create()
         assert (await made.commands.run("echo ready")).stdout == "ready\n"
         return made

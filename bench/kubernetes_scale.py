@@ -47,12 +47,12 @@ async def measure(count: int) -> list[tuple[float, int]]:
     engine = KubernetesEngine()
     async with Fleet(engine) as fleet:
         await fleet.list()
-        places = asyncio.Semaphore(AT_ONCE)
+        locations = asyncio.Semaphore(AT_ONCE)
         refs: list[SandboxRef] = []
         memory, requests, began = resident_kilobytes(), engine.api.requests, perf_counter()
 
         async def make() -> None:
-            async with places:
+            async with locations:
                 record = new_record(template, now=time.time(), lifetime=86_400)
                 refs.append(await engine.create(template, record))
                 if len(refs) % max(1, count // 100) == 0:
@@ -79,7 +79,7 @@ async def measure(count: int) -> list[tuple[float, int]]:
         requests, began_remove = engine.api.requests, perf_counter()
 
         async def remove(id: str) -> None:
-            async with places:
+            async with locations:
                 await fleet.remove(id)
 
         await asyncio.gather(*(remove(ref.id) for ref in refs))

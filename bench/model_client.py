@@ -48,12 +48,12 @@ class Asking(asyncio.Protocol):
         if order.events:
             options = {"include_usage": True}
             body |= {"stream": True, "stream_options": options, "events": order.events, "every_ms": order.every_ms}
-        said = json.dumps(body).encode()
+        request_body = json.dumps(body).encode()
         lines = (
             f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{order.port}\r\nauthorization: Bearer none\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(said)}\r\n\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(request_body)}\r\n\r\n"
         )
-        self._request = lines.encode() + said
+        self._request = lines.encode() + request_body
         self._got = b""
         self._is_chunked: bool | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -138,12 +138,12 @@ async def carry_out(order: Order) -> Took:
     began = perf_counter()
     await asyncio.gather(*(asking.run() for _, asking in made))
     taken = perf_counter() - began
-    asked = [asking for _, asking in made]
+    requested = [asking for _, asking in made]
     return Took(
         taken,
-        [each for asking in asked for each in asking.firsts],
-        [each for asking in asked for each in asking.ends],
-        [each for asking in asked for each in asking.lags],
+        [each for asking in requested for each in asking.firsts],
+        [each for asking in requested for each in asking.ends],
+        [each for asking in requested for each in asking.lags],
     )
 
 

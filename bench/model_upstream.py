@@ -61,9 +61,9 @@ class Provider(asyncio.Protocol):
         if not end or len(rest) < length:
             return
         self._got = rest[length:]
-        asked = json.loads(rest[:length])
-        if asked.get("stream"):
-            self._streaming = asyncio.create_task(self._stream(asked["events"], asked["every_ms"] / 1000))
+        requested = json.loads(rest[:length])
+        if requested.get("stream"):
+            self._streaming = asyncio.create_task(self._stream(requested["events"], requested["every_ms"] / 1000))
         else:
             self._transport.write(_ANSWER)
 

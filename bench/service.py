@@ -20,12 +20,12 @@ from bench.measure import Row, Samples, Scale, Target, compare, figures, interle
 from bench.servers import BenchmarkError, cpu_seconds, memory_bytes
 from bench.services import (
     Caller,
+    Deployment,
     GrpcCaller,
-    Place,
     Service,
     grpc_caller,
     http_caller,
-    new_place,
+    new_deployment,
     postgres,
     running_service,
 )
@@ -79,10 +79,10 @@ class SocketCaller:
 
 async def true_in_a_session(scale: Scale) -> list[Row]:
     """`true` typed into a session and read until the prompt is back, and run as a command."""
-    with new_place() as place, postgres() as url, tempfile.TemporaryDirectory(prefix="hf-bench-") as disk:
+    with new_deployment() as location, postgres() as url, tempfile.TemporaryDirectory(prefix="hf-bench-") as disk:
         async with contextlib.AsyncExitStack() as stack:
             stores = {"disk": f"sqlite:///{disk}/service.db"} | ({} if url is None else {"postgres": url})
-            callers = await _callers(stack, place, stores)
+            callers = await _callers(stack, location, stores)
             contenders = {f"{name} typed": _timed(each.send_and_read, TRUE) for name, each in callers.items()}
             contenders |= {f"{name} run": _timed(each.run, "true") for name, each in callers.items()}
             taken = await interleave_samples(scale.rounds, scale.calls, contenders)
@@ -110,10 +110,12 @@ async def true_in_a_session(scale: Scale) -> list[Row]:
     ]
 
 
-async def _callers(stack: contextlib.AsyncExitStack, place: Place, stores: Mapping[str, str]) -> dict[str, Caller]:
+async def _callers(
+    stack: contextlib.AsyncExitStack, location: Deployment, stores: Mapping[str, str]
+) -> dict[str, Caller]:
     """Each with a session of its own, all in one sandbox; each store has a service of its own."""
-    box = await stack.enter_async_context(holdfast.connect(place.sandbox))
-    service = await stack.enter_async_context(running_service(place))
+    box = await stack.enter_async_context(holdfast.connect(location.sandbox))
+    service = await stack.enter_async_context(running_service(location))
     (token,) = await service.new_agents(1)
     over_grpc = await stack.enter_async_context(grpc_caller(service, token))
     over_http = await stack.enter_async_context(http_caller(service, token))
@@ -121,7 +123,7 @@ async def _callers(stack: contextlib.AsyncExitStack, place: Place, stores: Mappi
     await over_http.create()
     callers: dict[str, Caller] = {"socket": await _socket_caller(box), "grpc": over_grpc, "http": over_http}
     for name, store in stores.items():
-        another = await stack.enter_async_context(running_service(place, store))
+        another = await stack.enter_async_context(running_service(location, store))
         (token,) = await another.new_agents(1)
         callers[name] = caller = await stack.enter_async_context(grpc_caller(another, token))
         await caller.create()
@@ -174,15 +176,17 @@ async def idle_sessions(scale: Scale) -> list[Row]:
     count, interval = scale.sessions, min(LOOK_SECONDS, scale.idle_seconds / 2)
     watching: list[Spent] = []
     alone: list[Spent] = []
-    with new_place() as place:
-        async with running_service(place) as service:
-            grown = await _grown_by_sessions(place, service, count)
+    with new_deployment() as location:
+        async with running_service(location) as service:
+            grown = await _grown_by_sessions(location, service, count)
         # The sessions live on, and each service finds them again.
         for _ in range(scale.server_rounds):
             for spent, every in ((watching, str(interval)), (alone, NEVER)):
-                async with running_service(place, environ={"HOLDFAST_SERVICE_MONITOR_INTERVAL": every}) as service:
+                async with running_service(
+                    location, environ={"HOLDFAST_SERVICE_MONITOR_INTERVAL": every}
+                ) as service:
                     await asyncio.sleep(scale.idle_seconds / 3)
-                    spent.append(await _spent(service, place, scale.idle_seconds))
+                    spent.append(await _spent(service, location, scale.idle_seconds))
     baseline = figures([each.both for each in alone])
     each_service, each_server = (figures([each[part] for each in watching]).median for part in (0, 1))
     return [
@@ -208,17 +212,17 @@ async def idle_sessions(scale: Scale) -> list[Row]:
     ]
 
 
-async def _grown_by_sessions(place: Place, service: Service, count: int) -> tuple[float, float]:
+async def _grown_by_sessions(location: Deployment, service: Service, count: int) -> tuple[float, float]:
     """By how many bytes service and server grew with so many sessions, the first left out: it loads code."""
     (token,) = await service.new_agents(1)
     async with grpc_caller(service, token) as caller:
         await caller.create()
-        before = memory_bytes(service.pid), memory_bytes(place.server.pid)
+        before = memory_bytes(service.pid), memory_bytes(location.server.pid)
         await _create(caller for _ in range(count - 1))
     # A page at least: so few sessions as a quick run has may fit into what is there.
     return (
         max(4096.0, memory_bytes(service.pid) - before[0]),
-        max(4096.0, memory_bytes(place.server.pid) - before[1]),
+        max(4096.0, memory_bytes(location.server.pid) - before[1]),
     )
 
 
@@ -232,8 +236,8 @@ async def _create(callers: Iterable[GrpcCaller]) -> None:
     await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
 
 
-async def _spent(service: Service, place: Place, seconds: float) -> Spent:
-    pids = service.pid, place.server.pid
+async def _spent(service: Service, location: Deployment, seconds: float) -> Spent:
+    pids = service.pid, location.server.pid
     began, before = perf_counter(), [cpu_seconds(pid) for pid in pids]
     await asyncio.sleep(seconds)
     after = [cpu_seconds(pid) for pid in pids]
@@ -254,15 +258,15 @@ class Load(NamedTuple):
 async def agents_at_once(scale: Scale) -> list[Row]:
     """Agents with a session each that all run commands, one after the other."""
     count, each = scale.agents, scale.calls * 2
-    with new_place() as place, postgres() as url:
+    with new_deployment() as location, postgres() as url:
         stores = {"": (None, "SQLite")} | ({} if url is None else {"-postgres": (url, "PostgreSQL")})
         async with contextlib.AsyncExitStack() as stack:
-            box = await stack.enter_async_context(holdfast.connect(place.sandbox))
+            box = await stack.enter_async_context(holdfast.connect(location.sandbox))
             crowds: dict[str, Sequence[Caller]] = {
                 "socket": [await _socket_caller(box) for _ in range(count)],
             }
             for ending, (store, _) in stores.items():
-                service = await stack.enter_async_context(running_service(place, store))
+                service = await stack.enter_async_context(running_service(location, store))
                 tokens = await service.new_agents(count)
                 callers = [await stack.enter_async_context(grpc_caller(service, token)) for token in tokens]
                 await _create(callers)

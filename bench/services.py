@@ -44,7 +44,7 @@ UNLIMITED: Final = {
 RULES: Final = '[agents."*"]\nsessions = 1000\n'
 
 
-class Place:
+class Deployment:
     """A sandbox's server, and a directory for the services that use it."""
 
     def __init__(self, directory: str, server: RunningServer) -> None:
@@ -55,16 +55,16 @@ class Place:
 
 
 @contextlib.contextmanager
-def new_place() -> Iterator[Place]:
+def new_deployment() -> Iterator[Deployment]:
     with (
         tempfile.TemporaryDirectory(prefix="hf-bench-", dir=memory()) as directory,
         # Profiles in the home directory are slow, and do not belong to the measurement.
         running_server(environ={"HOME": directory}) as server,
     ):
-        place = Place(directory, server)
-        with open(place.rules, "w") as file:
+        location = Deployment(directory, server)
+        with open(location.rules, "w") as file:
             file.write(RULES)
-        yield place
+        yield location
 
 
 @contextlib.contextmanager
@@ -82,10 +82,10 @@ def postgres() -> Iterator[str | None]:
 class Service:
     """A service that is ready."""
 
-    def __init__(self, pid: int, said: dict[str, Any], store: str) -> None:
+    def __init__(self, pid: int, report: dict[str, Any], store: str) -> None:
         self.pid = pid
-        self.grpc: str = said["grpc"]
-        self.http: str = said["http"]
+        self.grpc: str = report["grpc"]
+        self.http: str = report["http"]
         self._store = store
 
     async def new_agents(self, count: int) -> list[str]:
@@ -96,21 +96,21 @@ class Service:
 
 @contextlib.asynccontextmanager
 async def running_service(
-    place: Place, store: str | None = None, environ: Mapping[str, str] | None = None
+    location: Deployment, store: str | None = None, environ: Mapping[str, str] | None = None
 ) -> AsyncIterator[Service]:
     """A service for the length of a block. Its sessions live on in the place's server.
 
     Its database is in memory where there is a tmpfs, so that the disk of this machine is not what is measured.
     """
-    store = store or f"sqlite:///{place.directory}/service.db"
+    store = store or f"sqlite:///{location.directory}/service.db"
     inherited = {name: value for name, value in server_environment().items() if not name.startswith("HOLDFAST_")}
-    inherited["HOME"] = place.directory
+    inherited["HOME"] = location.directory
     # Of its own: the workspaces of an agent belong to the uid that one database has for it.
-    inherited["XDG_STATE_HOME"] = f"{place.directory}/state-{secrets.token_hex(4)}"
+    inherited["XDG_STATE_HOME"] = f"{location.directory}/state-{secrets.token_hex(4)}"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "holdfast", "service", "--json"),
         *("--listen-grpc", "127.0.0.1:0", "--listen-http", "127.0.0.1:0"),
-        *("--sandbox", place.sandbox, "--store", store, "--rules", place.rules),
+        *("--sandbox", location.sandbox, "--store", store, "--rules", location.rules),
         stdout=asyncio.subprocess.PIPE,
         env={**inherited, **UNLIMITED, **(environ or {})},
     )
@@ -147,13 +147,13 @@ class GrpcCaller:
 
     def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
         self._stub: Any = SessionServiceStub(channel)  # type: ignore[no-untyped-call]
-        self._who = (("authorization", f"Bearer {token}"),)
+        self._caller = (("authorization", f"Bearer {token}"),)
         self._session = ""
         self._token = pb.OutputToken()
 
     async def _call(self, method: str, request: Any) -> Any:
         try:
-            return await getattr(self._stub, method)(request, metadata=self._who, timeout=PATIENCE_SECONDS)
+            return await getattr(self._stub, method)(request, metadata=self._caller, timeout=PATIENCE_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise BenchmarkError(f"{method} failed with {error.code()}: {error.details()}") from error
 

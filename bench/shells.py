@@ -304,14 +304,14 @@ async def _cells(name: str, shells: int, path: str, lines: bytes) -> dict[str, s
         except ModuleNotFoundError:
             absent = dict.fromkeys((head, at_once, *(edge.what for edge in EDGES)), "")
             return {"": f"{name}: not installed", **absent}
-        cells = {"": make.name, head: await _told(_lines(make, path, lines))}
-        cells[at_once] = await _told(_at_once(make, shells))
+        cells = {"": make.name, head: await _reported(_lines(make, path, lines))}
+        cells[at_once] = await _reported(_at_once(make, shells))
         for edge in EDGES:
-            cells[edge.what] = await _told(_edge(make, edge))
+            cells[edge.what] = await _reported(_edge(make, edge))
         return cells
 
 
-async def _told(cell: Awaitable[str]) -> str:
+async def _reported(cell: Awaitable[str]) -> str:
     try:
         return await cell
     except Exception as error:  # noqa: BLE001 - the table shows any exception that a peer raises

@@ -259,7 +259,7 @@ async def _added_by_terminals(count: int) -> tuple[int, float, float]:
 
 def _allocated(directory: str) -> int:
     """Bytes that its files take; those of a server are its output."""
-    paths = (os.path.join(place, name) for place, _, names in os.walk(directory) for name in names)
+    paths = (os.path.join(location, name) for location, _, names in os.walk(directory) for name in names)
     return sum(os.stat(path).st_blocks * 512 for path in paths)
 
 

@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
     coverage: int
     #: Where the input is that broke a promise.
     crash: Path | None
-    said: str
+    message: str
 
 
 def main() -> int:
@@ -52,12 +52,12 @@ def main() -> int:
         outcomes.append(_fuzz(name, options.seconds, options.crashes))
     print(_table(outcomes))
     for outcome in outcomes:
-        if outcome.said:
-            sys.stderr.write(f"\n{outcome.name}:\n{outcome.said}\n")
+        if outcome.message:
+            sys.stderr.write(f"\n{outcome.name}:\n{outcome.message}\n")
         if outcome.crash is not None:
             command = f"python -m fuzz {outcome.name} --repeat {outcome.crash}"
             sys.stderr.write(f"{outcome.name}: the input is kept; repeat it with: {command}\n")
-    return 1 if any(outcome.said for outcome in outcomes) else 0
+    return 1 if any(outcome.message for outcome in outcomes) else 0
 
 
 def _fuzz(name: str, seconds: int, crashes: Path) -> Outcome:
@@ -111,7 +111,7 @@ def _repeat(chosen: list[Target], path: Path) -> int:
 def _table(outcomes: list[Outcome]) -> str:
     lines = ["| target | executions | branches seen | |", "|---|---|---|---|"]
     lines += [
-        f"| {each.name} | {each.executions:,} | {each.coverage:,} | {'broken' if each.said else 'holds'} |"
+        f"| {each.name} | {each.executions:,} | {each.coverage:,} | {'broken' if each.message else 'holds'} |"
         for each in outcomes
     ]
     return "\n".join(lines)

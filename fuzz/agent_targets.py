@@ -19,7 +19,7 @@ from holdfast.integrations.mcp.http import TokenGuard, http_app
 from holdfast.integrations.mcp.results import MAX_RESULT_BYTES
 from holdfast.integrations.mcp.server import SandboxServer
 from holdfast.integrations.mcp.sources import ExistingSandbox
-from holdfast.server.http_requests import _Exchange
+from holdfast.server.methods.http_requests import _Exchange
 from holdfast.service.fronts.listening import parse_address
 from holdfast.wire.codex_messages import HttpHeader, HttpRequestParams
 
@@ -125,10 +125,10 @@ async def _no_app(scope: Any, receive: Any, send: Any) -> None:
 @target(b"\x02\x05\x09\x02\x03line 1\nline 2\nline 3", b"\x00\x01\xff\n\n\n", b"\x00\x09\x01a\xff\x00", b"")
 def mcp_lines_of_a_file(data: bytes) -> None:
     """The window of a file in pieces has the lines of the whole file, as text or as base64."""
-    places, rest = places_of(data)
+    locations, rest = places_of(data)
     first, count, content = (rest[0] % 8 + 1, rest[1] % 8 + 1, rest[2:]) if len(rest) > 2 else (1, 8, rest)
     window = _LineWindow(first, count)
-    for piece in cut_at(content, places):
+    for piece in cut_at(content, locations):
         if window.feed(piece):
             break
     found = window.content(len(content))

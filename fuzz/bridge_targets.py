@@ -114,9 +114,9 @@ def dialect_requests(data: bytes) -> None:
 )
 def server_sent_events(data: bytes) -> None:
     """Any cut of the stream gives the same events, and none is larger than the limit."""
-    places, stream = places_of(data)
+    locations, stream = places_of(data)
     whole = _events([stream])
-    assert _events(cut_at(stream, places)) == whole
+    assert _events(cut_at(stream, locations)) == whole
     assert all(len(event.data) <= _EVENT_LIMIT for event in whole)
 
 
@@ -166,16 +166,16 @@ class _Transport(asyncio.Transport):
 )
 def proxy_http(data: bytes) -> None:
     """Any cut of what a client sends is the same requests; each is answered or refused in HTTP; nothing is held."""
-    places, stream = places_of(data)
+    locations, stream = places_of(data)
     whole = asyncio.run(_talk([stream]))
-    assert asyncio.run(_talk(cut_at(stream, places))) == whole
+    assert asyncio.run(_talk(cut_at(stream, locations))) == whole
 
 
 async def _talk(pieces: list[bytes]) -> list[HttpRequest]:
-    asked: list[HttpRequest] = []
+    requested: list[HttpRequest] = []
 
     async def answer(request: HttpRequest, connection: HttpConnection) -> None:
-        asked.append(request)
+        requested.append(request)
         connection.respond(200, b"{}")
 
     transport = _Transport()
@@ -189,9 +189,9 @@ async def _talk(pieces: list[bytes]) -> list[HttpRequest]:
     connection.connection_lost(None)
     await _settle()
     assert (shared.held_bytes, shared.lingering, shared.connections) == (0, 0, set())
-    assert all(len(request.body) <= _BODY_LIMIT for request in asked)
-    _read_answers(transport.written, asked)
-    return asked
+    assert all(len(request.body) <= _BODY_LIMIT for request in requested)
+    _read_answers(transport.written, requested)
+    return requested
 
 
 async def _settle() -> None:
@@ -199,9 +199,9 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-def _read_answers(written: bytes, asked: list[HttpRequest]) -> None:
+def _read_answers(written: bytes, requested: list[HttpRequest]) -> None:
     """One for each request, as a client reads them, and at most one refusal after them."""
-    for request in asked:
+    for request in requested:
         method = "HEAD" if request.method == "HEAD" else "GET"
         status, written = _one_answer(written, method)
         assert status == 200

@@ -22,7 +22,7 @@ from holdfast.integrations.e2b.envd.watchers import translate
 from holdfast.integrations.e2b.open_sandbox import deadline_of, process_id, tag_of
 from holdfast.integrations.e2b.ports import interpreter
 from holdfast.integrations.e2b.problems import Problem
-from holdfast.service.fronts.port_proxy import passed_headers
+from holdfast.service.fronts.previews.proxy import passed_headers
 from holdfast.types import WatchEvent
 
 _LIMIT = 256
@@ -64,7 +64,7 @@ def targets() -> dict[str, Target]:
 )
 def e2b_envelopes(data: bytes) -> None:
     """The messages of a stream do not depend on how it was cut, and none is larger than the limit."""
-    places, stream = places_of(data)
+    locations, stream = places_of(data)
 
     def read(pieces: list[bytes]) -> list[bytes] | str:
         envelopes, found = connect.Envelopes(_LIMIT), []
@@ -77,7 +77,7 @@ def e2b_envelopes(data: bytes) -> None:
         return found
 
     whole = read([stream])
-    assert read(cut_at(stream, places)) == whole
+    assert read(cut_at(stream, locations)) == whole
     assert isinstance(whole, str) or all(len(each) <= _LIMIT for each in whole)
 
 
@@ -133,7 +133,7 @@ _PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="/tmp/%22
 @target(b"\x02\x05\x09" + _PART + _PART + b"--b--\r\n", b"\x00--b\r\n\r\n\r\n--b", b"\x01\x02--b--")
 def e2b_multipart(data: bytes) -> None:
     """The parts of a body do not depend on how it was cut; each begins, has data and ends."""
-    places, stream = places_of(data)
+    locations, stream = places_of(data)
 
     def read(pieces: list[bytes]) -> list[object] | str:
         events, found = MultipartEvents(b"b"), []
@@ -155,7 +155,7 @@ def e2b_multipart(data: bytes) -> None:
 
     whole = read([stream])
     # Beyond an error the parser may have seen more or less of the body.
-    cut = read(cut_at(stream, places))
+    cut = read(cut_at(stream, locations))
     assert isinstance(whole, str) or isinstance(cut, str) or cut == whole
     if not isinstance(whole, str):
         inside = False

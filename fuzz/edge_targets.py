@@ -131,9 +131,9 @@ def file_paths(data: bytes) -> None:
 )
 def egress_head(data: bytes) -> None:
     """A head names one host and port or is refused, wherever it is cut; only the listed host passes."""
-    places, stream = places_of(data)
+    locations, stream = places_of(data)
     whole = _head([stream])
-    assert _head(cut_at(stream, places)) == whole
+    assert _head(cut_at(stream, locations)) == whole
     if whole is None:
         return
     host, port, path = whole
@@ -491,10 +491,10 @@ def sizes(data: bytes) -> None:
 )
 def screen(data: bytes) -> None:
     """Output of any kind draws a screen of its size; `restore` draws it again if every character takes one cell."""
-    places, stream = places_of(data)
+    locations, stream = places_of(data)
     rows, cols = 5, 12
     emulator = PyteEmulator(rows, cols)
-    for piece in cut_at(stream[:2_000], places):
+    for piece in cut_at(stream[:2_000], locations):
         emulator.feed(piece)
     shown = emulator.screen()
     assert len(shown.lines) == rows

@@ -26,9 +26,9 @@ def targets() -> dict[str, Target]:
 )
 def redacted_stream(data: bytes) -> None:
     """Neither the key nor its escaped form passes, and a second redaction of the whole finds nothing more."""
-    places, body = places_of(data)
+    locations, body = places_of(data)
     stream = RedactedStream(_REDACTION)
-    passed = b"".join([*map(stream.feed, cut_at(body, places)), stream.end()])
+    passed = b"".join([*map(stream.feed, cut_at(body, locations)), stream.end()])
     assert KEY.encode() not in passed
     assert _REDACTION.without_forms(passed) == passed
     # Nothing is lost but what was taken out: a text without a key arrives as it was.

@@ -406,7 +406,7 @@ class TextMaker:
 
     def _made(self, name: str, depth: int) -> str:
         chosen = self._random.choice(self._choices[name]) if depth < _DEPTH else self._ends[name]
-        made = _PLACE.sub(lambda place: self._made(place[1], depth + 1), chosen)
+        made = _PLACE.sub(lambda location: self._made(location[1], depth + 1), chosen)
         if name == "body":
             made = re.sub(r"\bf\b", ":", made)
         return made.replace("'", "") if name == "unquoted" else made

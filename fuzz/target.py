@@ -22,9 +22,9 @@ def target(*seeds: bytes) -> Callable[[Run], Target]:
     return lambda run: Target(run, seeds)
 
 
-def cut_at(data: bytes, places: bytes) -> list[bytes]:
+def cut_at(data: bytes, locations: bytes) -> list[bytes]:
     """The same in pieces; each byte of `places` is the length of one."""
-    edges = [0, *itertools.accumulate(places), len(data)]
+    edges = [0, *itertools.accumulate(locations), len(data)]
     return [data[a:b] for a, b in itertools.pairwise(min(edge, len(data)) for edge in edges)]
 
 

@@ -73,9 +73,9 @@ def framing_lengths(data: bytes) -> None:
 
 
 def _framing(data: bytes, *, by_length: bool) -> None:
-    places, stream = places_of(data)
+    locations, stream = places_of(data)
     whole = _messages([stream], by_length)
-    assert _messages(cut_at(stream, places), by_length) == whole
+    assert _messages(cut_at(stream, locations), by_length) == whole
     assert _messages([stream[at : at + 1] for at in range(len(stream))], by_length) == whole
 
 
@@ -244,17 +244,17 @@ def keeper_packet(data: bytes) -> None:
     Only the server can write to that socket, and it writes what `marshal` makes: other bytes do not come.
     """
     try:
-        said = msgspec.json.decode(data[1:])
+        value = msgspec.json.decode(data[1:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
-    said = tuple(said) if isinstance(said, list) else said
-    whole = marshal.dumps(said, 2)
+    value = tuple(value) if isinstance(value, list) else value
+    whole = marshal.dumps(value, 2)
     cut = data[0] % (len(whole) + 1)
     try:
         verb, arguments = read_packet(whole[: len(whole) - cut])
     except ValueError:
         return
-    assert (verb, *arguments) == said
+    assert (verb, *arguments) == value
 
 
 # --- terminals ----------------------------------------------------------------------------------------------------
@@ -274,9 +274,9 @@ def _mark(letter: str, argument: str = "") -> bytes:
 )
 def marks(data: bytes) -> None:
     """Any cut of the stream gives the same output and the same marks; with the marks put back it is the stream."""
-    places, stream = places_of(data)
+    locations, stream = places_of(data)
     whole = _filtered([stream])
-    assert _filtered(cut_at(stream, places)) == whole
+    assert _filtered(cut_at(stream, locations)) == whole
     assert _filtered([stream[at : at + 1] for at in range(len(stream))]) == whole
     assert len(whole[0]) <= len(stream)
 
@@ -328,8 +328,8 @@ def asciicast(data: bytes) -> None:
     written = "".join(write_cast(events, width=header.width, height=header.height))
     again = read_cast(io.StringIO(written, newline="\n"))
     # An event of input or output without text is not written.
-    said = [event for event in events if event.data or event.code not in ("o", "i")]
-    assert [(event.code, event.data) for event in again.events] == [(event.code, event.data) for event in said]
+    value = [event for event in events if event.data or event.code not in ("o", "i")]
+    assert [(event.code, event.data) for event in again.events] == [(event.code, event.data) for event in value]
 
 
 @target(b"C-c", b"M-S-Up\0^A\0F13", "\0".join(key_names()).encode(), "S-ß".encode())
@@ -481,10 +481,10 @@ def command_line(data: bytes) -> None:
 )
 def typed_line(data: bytes) -> None:
     """Any cut of the keys gives the same buffer, and is refused if the whole is."""
-    places, keys = places_of(data)
+    locations, keys = places_of(data)
     whole = decide_input(_DENIES_RM, LineBuffer(), keys)
     buffer, refused = LineBuffer(), False
-    for piece in cut_at(keys, places):
+    for piece in cut_at(keys, locations):
         decided = decide_input(_DENIES_RM, buffer, piece)
         buffer, refused = decided.buffer, refused or not decided.decision.allowed
     assert refused or whole.decision.allowed

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     )
     from holdfast.client.files.edits import PatchedFile as PatchedFile
     from holdfast.client.files.trees import Skipped as Skipped, Transferred as Transferred
+    from holdfast.client.opening import connect as connect
     from holdfast.client.process import Process as Process
-    from holdfast.client.sandbox import Sandbox as Sandbox, connect as connect
+    from holdfast.client.sandbox import Sandbox as Sandbox
     from holdfast.client.screen.screen import Screen as Screen
     from holdfast.client.shell import CommandResult as CommandResult, Shell as Shell
     from holdfast.client.terminal import (
@@ -101,7 +102,8 @@ _HOMES = {
     ),
     "holdfast.client.collect": ("Collected", "OutputMatch"),
     "holdfast.client.process": ("Process",),
-    "holdfast.client.sandbox": ("Sandbox", "connect"),
+    "holdfast.client.opening": ("connect",),
+    "holdfast.client.sandbox": ("Sandbox",),
     "holdfast.client.screen.screen": ("Screen",),
     "holdfast.client.shell": ("CommandResult", "Shell"),
     "holdfast.client.terminal": ("Terminal", "TerminalMatch", "TerminalResult"),

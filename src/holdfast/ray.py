@@ -272,7 +272,7 @@ class NodePool:
             pidfd = _open_pidfd(holder)
             stack.callback(os.close, pidfd)
             if self._base:
-                await self._wait_for_place(timeout)
+                await self._wait_for_slot(timeout)
                 stack.callback(self._forks.release)
                 box = await stack.enter_async_context(self._pool.fleet.forked(self._base))
             else:
@@ -283,7 +283,7 @@ class NodePool:
             self._leases[id] = stack.pop_all()
             return id
 
-    async def _wait_for_place(self, timeout: float) -> None:
+    async def _wait_for_slot(self, timeout: float) -> None:
         try:
             await asyncio.wait_for(self._forks.acquire(), timeout)
         except TimeoutError:

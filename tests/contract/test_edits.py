@@ -74,8 +74,8 @@ async def test_a_patch_of_git_changes_all_its_files(box: Sandbox, tmp_path: Path
     assert {(tmp_path / name).stat().st_mode & 0o777 for name in ("new name", "d/ü")} == {0o755}
 
 
-def input_of(place: Path, patch: bytes) -> str:
-    path = place / ".git" / "the.patch"
+def input_of(location: Path, patch: bytes) -> str:
+    path = location / ".git" / "the.patch"
     path.write_bytes(patch)
     return str(path)
 
@@ -85,22 +85,22 @@ def two_files(second: str = "b") -> str:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def location(tmp_path: Path) -> Path:
     (tmp_path / "f").write_text("a\n")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "g").write_text("b\n")
     return tmp_path
 
 
-def contents(place: Path) -> dict[str, str]:
-    files = {str(path.relative_to(place)): path for path in place.rglob("*") if path.is_file()}
+def contents(location: Path) -> dict[str, str]:
+    files = {str(path.relative_to(location)): path for path in location.rglob("*") if path.is_file()}
     return {name: path.read_text() for name, path in files.items() if not name.startswith(".git")}
 
 
-async def test_a_hunk_that_does_not_apply_changes_no_file(box: Sandbox, place: Path) -> None:
+async def test_a_hunk_that_does_not_apply_changes_no_file(box: Sandbox, location: Path) -> None:
     with pytest.raises(EditConflict, match="sub/g: hunk 1"):
-        await box.apply_patch(two_files("other"), cwd=place)
-    assert contents(place) == {"f": "a\n", "sub/g": "b\n"}
+        await box.apply_patch(two_files("other"), cwd=location)
+    assert contents(location) == {"f": "a\n", "sub/g": "b\n"}
 
 
 class FailsAtSecondCommit:
@@ -126,30 +126,30 @@ class FailsAtSecondCommit:
         return await self._files.commit(path, **more)
 
 
-async def test_a_rename_that_fails_restores_the_files_before_it(box: Sandbox, place: Path) -> None:
+async def test_a_rename_that_fails_restores_the_files_before_it(box: Sandbox, location: Path) -> None:
     edits = Edits(FailsAtSecondCommit(box.api.files), box.read_file, None)
     with pytest.raises(FileError, match="the device failed"):
-        await edits.apply(two_files(), None, lambda name: str(place / name))
-    assert contents(place) == {"f": "a\n", "sub/g": "b\n"}
+        await edits.apply(two_files(), None, lambda name: str(location / name))
+    assert contents(location) == {"f": "a\n", "sub/g": "b\n"}
 
 
-async def test_a_file_that_another_program_changes_meanwhile_is_not_replaced(box: Sandbox, place: Path) -> None:
-    files = FailsAtSecondCommit(box.api.files, lambda: (place / "sub" / "g").write_text("of another\n"))
+async def test_a_file_that_another_program_changes_meanwhile_is_not_replaced(box: Sandbox, location: Path) -> None:
+    files = FailsAtSecondCommit(box.api.files, lambda: (location / "sub" / "g").write_text("of another\n"))
     edits = Edits(files, box.read_file, None)
     with pytest.raises(EditConflict, match="sub/g: another program changed it meanwhile"):
-        await edits.apply(two_files(), None, lambda name: str(place / name))
-    assert contents(place) == {"f": "a\n", "sub/g": "of another\n"}
+        await edits.apply(two_files(), None, lambda name: str(location / name))
+    assert contents(location) == {"f": "a\n", "sub/g": "of another\n"}
 
 
-async def test_a_directory_without_permission_changes_no_file(box: Sandbox, place: Path) -> None:
+async def test_a_directory_without_permission_changes_no_file(box: Sandbox, location: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
-    for each in (place, *place.parents[:2]):
+    for each in (location, *location.parents[:2]):
         each.chmod(0o777)
-    (place / "f").chmod(0o666)
+    (location / "f").chmod(0o666)
     with pytest.raises(PermissionError, match="sub/g"):
-        await box.apply_patch(two_files(), cwd=place, user="65534:65534")
-    assert contents(place) == {"f": "a\n", "sub/g": "b\n"}
+        await box.apply_patch(two_files(), cwd=location, user="65534:65534")
+    assert contents(location) == {"f": "a\n", "sub/g": "b\n"}
 
 
 async def test_a_patch_of_too_many_files_is_refused(box: Sandbox, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ async def test_one_start_id_starts_once(box: Sandbox, tmp_path: Path) -> None:
 
 async def test_an_unknown_process_is_named(box: Sandbox) -> None:
     api, nobody = box.api, "no-such-id"
-    asked = [
+    requested = [
         api.read(nobody),
         api.write(nobody, b"x"),
         api.close_stdin(nobody),
@@ -128,7 +128,7 @@ async def test_an_unknown_process_is_named(box: Sandbox) -> None:
         api.describe(nobody),
         api.forget(nobody),
     ]
-    for call in asked:
+    for call in requested:
         with pytest.raises(UnknownProcess, match=nobody):
             await call
     with pytest.raises(UnknownProcess, match=nobody):

@@ -30,9 +30,9 @@ async def test_a_long_poll_delays_no_other_request(talk: Conversation) -> None:
     polls = [await talk.ask("process/read", processId="silent", waitMs=30_000) for _ in range(5)]
     waits = [await talk.ask("process/wait", processId="silent") for _ in range(5)]
     ports = await talk.ask("port/wait", port=1, timeoutMs=30_000)
-    asked = await talk.ask("process/list")
+    requested = await talk.ask("process/list")
     first = await talk.hear()
-    assert first["id"] == asked
+    assert first["id"] == requested
     assert [process["processId"] for process in first["result"]["processes"]] == ["silent"]
     await talk.result("process/write", processId="silent", chunk=base64.b64encode(b"word\n").decode())
     for id in polls:
@@ -61,8 +61,8 @@ async def test_control_overtakes_a_flood_that_is_not_read(talk: Conversation) ->
     await start(talk, "flood", script, subscribe=True, overflow="block")
     # The process waits for its reader, so most of the flood is still to come when the request is sent.
     first = await talk.notice("process/output")
-    asked = await talk.ask("process/list")
-    listed = await talk.reply(asked)
+    requested = await talk.ask("process/list")
+    listed = await talk.reply(requested)
     assert [process["running"] for process in listed["result"]["processes"]] == [True]
     assert {notice["method"] for notice in talk.notices} <= {"process/output"}
     before = sum(len(base64.b64decode(notice["params"]["chunk"])) for notice in talk.notices)
@@ -82,8 +82,8 @@ async def test_control_overtakes_a_flood_that_is_not_read(talk: Conversation) ->
 
 async def test_terminate_works_while_the_client_does_not_read(talk: Conversation) -> None:
     pid = (await talk.result("process/start", processId="flood", argv=["yes"], overflow="block"))["pid"]
-    asked = await talk.ask("process/terminate", processId="flood", force=True)
-    assert (await talk.reply(asked))["result"] == {"running": True}
+    requested = await talk.ask("process/terminate", processId="flood", force=True)
+    assert (await talk.reply(requested))["result"] == {"running": True}
     assert not is_alive(pid)
     exited = await talk.notice("process/exited", processId="flood")
     assert (exited["exitCode"], exited["signal"]) == (137, "SIGKILL")
@@ -124,10 +124,10 @@ async def test_a_deaf_client_that_asks_for_much_is_not_read_on(server: RunningSe
         assert (await talk.result("process/wait", processId="large"))["exitCode"] == 0
         before = server.private_bytes()
         # Each reply is 21 MB of base64; none is read.
-        asked = [await deaf.ask("process/snapshot", processId="large") for _ in range(200)]
+        requested = [await deaf.ask("process/snapshot", processId="large") for _ in range(200)]
         assert (await talk.result("ping")) == {}
         assert server.private_bytes() - before < 150_000_000
-        reply = await deaf.reply(asked[0])
+        reply = await deaf.reply(requested[0])
         assert len(base64.b64decode(reply["result"]["stdout"])) == 16_000_000
 
 

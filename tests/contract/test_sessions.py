@@ -35,8 +35,8 @@ async def test_a_resumed_session_is_pushed_what_it_missed(way: str, server: Runn
         assert (await first.initialize())["resumed"] is False
         await start_echo(first, "echo")
         await type_line(first, "echo", "before\n")
-        told = await first.notice("process/output", processId="echo")
-        assert (data_of(told), told["seq"]) == (b"before\n", 1)
+        reported = await first.notice("process/output", processId="echo")
+        assert (data_of(reported), reported["seq"]) == (b"before\n", 1)
     async with conversation(address) as meanwhile:
         await meanwhile.initialize()
         await type_line(meanwhile, "echo", "while away\n")
@@ -60,8 +60,8 @@ async def test_what_was_on_its_way_can_be_read_again(way: str, server: RunningSe
         await first.initialize()
         argv = ["sh", "-c", "seq 200000"]
         await first.result("process/start", processId="count", argv=argv, overflow="block")
-        told = await first.notice("process/output", processId="count")
-        seen, seq = data_of(told), told["seq"]
+        reported = await first.notice("process/output", processId="count")
+        seen, seq = data_of(reported), reported["seq"]
         # Gone here, with most of the output neither read nor, some of it, sent.
     async with conversation(address) as second:
         await second.initialize(resumeSessionId=first.session_id)

@@ -234,8 +234,8 @@ async def test_a_shell_that_is_opened_twice_by_one_attempt_is_one(shell_server: 
     spec = {"shellId": "twice", "startId": "attempt"}
     async with conversation(shell_server.address("unix")) as talk:
         await talk.initialize()
-        asked = [await talk.ask("shell/open", **spec) for _ in range(3)]
-        pids = {(await talk.reply(id))["result"]["pid"] for id in asked}
+        requested = [await talk.ask("shell/open", **spec) for _ in range(3)]
+        pids = {(await talk.reply(id))["result"]["pid"] for id in requested}
         assert len(pids) == 1
         assert {(await talk.result("shell/open", **spec))["pid"]} == pids
         code, message = await talk.error("shell/open", shellId="twice", startId="other")

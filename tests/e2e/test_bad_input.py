@@ -41,7 +41,7 @@ async def talk(request: pytest.FixtureRequest, server: RunningServer) -> AsyncIt
         assert await talk.result("ping") == {}
 
 
-async def said(talk: Conversation, raw: bytes) -> tuple[int, str]:
+async def error_reply(talk: Conversation, raw: bytes) -> tuple[int, str]:
     """Send a message that has no id to answer to."""
     await talk.line.write(raw)
     reply = await talk.hear()
@@ -63,7 +63,7 @@ async def refused(talk: Conversation, **spec: Any) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("raw", [b"{", b"not json", b'{"jsonrpc": "2.0", "id": 1, "method": }', b"\x00\x01"])
 async def test_malformed_json_is_answered(talk: Conversation, raw: bytes) -> None:
-    code, message = await said(talk, raw)
+    code, message = await error_reply(talk, raw)
     assert (code, "json" in message) == (-32700, True)
 
 
@@ -83,7 +83,7 @@ async def test_text_that_is_not_utf8_is_answered(server: RunningServer) -> None:
     [b"[]", b"17", b'"text"', b"null", b'{"jsonrpc": "2.0"}', b'{"id": 1}', b'{"id": {}, "method": "ping"}', b"{}"],
 )
 async def test_what_is_no_request_is_answered(talk: Conversation, raw: bytes) -> None:
-    code, _ = await said(talk, raw)
+    code, _ = await error_reply(talk, raw)
     assert code == -32600
 
 
@@ -98,7 +98,7 @@ async def test_nesting_without_end_is_answered(talk: Conversation) -> None:
 async def test_an_oversized_message_is_named_and_skipped(server: RunningServer) -> None:
     async with conversation(server.address("unix")) as talk:
         await talk.initialize()
-        code, message = await said(talk, b'{"id": 1, "method": "' + b"x" * 300_000 + b'"}')
+        code, message = await error_reply(talk, b'{"id": 1, "method": "' + b"x" * 300_000 + b'"}')
         assert code == -32001
         assert "max_message_bytes" in message
         assert str(LIMIT) in message

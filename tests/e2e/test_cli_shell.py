@@ -65,7 +65,7 @@ class Holdfast:
         assert (done.returncode, done.stdout, done.stderr) == (0, f"{id}\n".encode(), b"")
         return id
 
-    def told(self, *arguments: str, input: bytes = b"") -> tuple[int, bytes, bytes]:
+    def reported(self, *arguments: str, input: bytes = b"") -> tuple[int, bytes, bytes]:
         done = self("shell", *arguments, input=input)
         return done.returncode, done.stdout, done.stderr
 
@@ -124,9 +124,9 @@ def until(holds: Callable[[ShellStatus], bool], sh: holdfast.sync.Shell) -> None
 
 def test_state_stays_from_program_to_program_and_the_streams_apart(command: Holdfast, tmp_path: Path) -> None:
     command.open("--cwd", str(tmp_path))
-    assert command.told("run", "s", "x=kept; f() { return 7; }; mkdir d; cd d") == (0, b"", b"")
+    assert command.reported("run", "s", "x=kept; f() { return 7; }; mkdir d; cd d") == (0, b"", b"")
     printed = "echo $x; pwd; printf 'a\\0\\377' >&2; f"
-    assert command.told("run", "s", printed) == (7, f"kept\n{tmp_path}/d\n".encode(), b"a\0\xff")
+    assert command.reported("run", "s", printed) == (7, f"kept\n{tmp_path}/d\n".encode(), b"a\0\xff")
 
 
 def test_output_comes_as_it_is_printed(command: Holdfast, tmp_path: Path) -> None:
@@ -143,12 +143,12 @@ def test_input_directory_and_variables_are_for_one_command(command: Holdfast) ->
     command.environment["COLOUR"] = "blue"
     command.open("--cwd", "/")
     blob = bytes(range(256)) * 1000
-    assert command.told("run", "s", "cat", "--stdin", input=blob) == (0, blob, b"")
-    assert command.told("run", "s", "cat", input=blob) == (0, b"", b"")
+    assert command.reported("run", "s", "cat", "--stdin", input=blob) == (0, blob, b"")
+    assert command.reported("run", "s", "cat", input=blob) == (0, b"", b"")
     options = ("--cwd", "/usr", "--env", "shade=a b", "-e", "COLOUR")
-    assert command.told("run", *options, "s", 'echo "$PWD $shade $COLOUR"') == (0, b"/usr a b blue\n", b"")
-    assert command.told("run", "s", 'echo "$PWD [$shade] $COLOUR"') == (0, b"/ [] blue\n", b"")
-    code, out, err = command.told("run", "s", "echo no", "--cwd", "/no-such-directory")
+    assert command.reported("run", *options, "s", 'echo "$PWD $shade $COLOUR"') == (0, b"/usr a b blue\n", b"")
+    assert command.reported("run", "s", 'echo "$PWD [$shade] $COLOUR"') == (0, b"/ [] blue\n", b"")
+    code, out, err = command.reported("run", "s", "echo no", "--cwd", "/no-such-directory")
     assert (code, out) == (1, b"")
     assert b"/no-such-directory" in err
 
@@ -157,9 +157,9 @@ def test_json_is_one_object(command: Holdfast) -> None:
     command.open("--cwd", "/")
     done = command("shell", "run", "s", "--json", "cd /usr; echo out; printf 'e\\377' >&2; (exit 5)")
     assert (done.returncode, done.stderr) == (5, b"")
-    told = json.loads(done.stdout)
-    assert told.pop("duration") > 0
-    assert told == {
+    reported = json.loads(done.stdout)
+    assert reported.pop("duration") > 0
+    assert reported == {
         "stdout": "out\n",
         "stderr": "e\N{REPLACEMENT CHARACTER}",
         "stderrBase64": "Zf8=",
@@ -178,12 +178,12 @@ def test_json_is_one_object(command: Holdfast) -> None:
 
 def test_a_time_limit_ends_the_command_and_not_the_shell(command: Holdfast) -> None:
     command.open()
-    code, out, err = command.told("run", "s", "--timeout", "0.2", "x=kept; echo begun; sleep 1000; echo no")
+    code, out, err = command.reported("run", "s", "--timeout", "0.2", "x=kept; echo begun; sleep 1000; echo no")
     assert (code, out) == (124, b"begun\n")
     assert err.endswith(NOTE + b"timed out after 0.2 s\n")
     done = command("shell", "run", "s", "--timeout", "0.2", "--json", "sleep 1000")
     assert (done.returncode, json.loads(done.stdout)["timedOut"]) == (124, True)
-    assert command.told("run", "s", "echo $x") == (0, b"kept\n", b"")
+    assert command.reported("run", "s", "echo $x") == (0, b"kept\n", b"")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -196,7 +196,7 @@ def test_ctrl_c_ends_the_command_and_not_the_shell(command: Holdfast, number: si
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, out) == (130, b"cleaned up\n"), err
     assert NOTE not in err
-    assert command.told("run", "s", "echo $x") == (0, b"kept\n", b"")
+    assert command.reported("run", "s", "echo $x") == (0, b"kept\n", b"")
 
 
 def test_ctrl_c_with_json_prints_what_there_was(command: Holdfast, box: holdfast.sync.Sandbox) -> None:
@@ -206,8 +206,8 @@ def test_ctrl_c_with_json_prints_what_there_was(command: Holdfast, box: holdfast
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, err) == (130, b"")
-    told = json.loads(out)
-    assert (told["exitCode"], told["cwd"], told["state"]) == (130, "/", "idle")
+    reported = json.loads(out)
+    assert (reported["exitCode"], reported["cwd"], reported["state"]) == (130, "/", "idle")
 
 
 def test_ctrl_c_takes_out_a_command_that_waits_and_leaves_the_one_that_runs(
@@ -242,7 +242,7 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
         process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 130
         assert [status["state"] for status in command.json("list")] == ["running"]
-        assert command.told("close", "s", "--grace", "0") == (0, b"s\n", b"")
+        assert command.reported("close", "s", "--grace", "0") == (0, b"s\n", b"")
 
 
 def test_a_hangup_leaves_the_command_running(command: Holdfast, tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_hangup_leaves_the_command_running(command: Holdfast, tmp_path: Path) 
     assert process.returncode == -signal.SIGHUP
     assert [status["state"] for status in command.json("list")] == ["running"]
     (tmp_path / "gate").write_bytes(b"went on\n")
-    assert command.told("run", "s", "echo $x") == (0, b"went on\n", b"")
+    assert command.reported("run", "s", "echo $x") == (0, b"went on\n", b"")
 
 
 def test_a_reader_that_leaves_ends_the_command(command: Holdfast) -> None:
@@ -268,28 +268,28 @@ def test_a_reader_that_leaves_ends_the_command(command: Holdfast) -> None:
     assert process.stderr is not None
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert command.told("run", "s", "echo $x") == (0, b"kept\n", b"")
+    assert command.reported("run", "s", "echo $x") == (0, b"kept\n", b"")
 
 
 @needs("bash")
 def test_a_shell_that_was_restarted_is_noted(command: Holdfast) -> None:
     command.open("--shell", "bash")
-    code, out, err = command.told("run", "s", "x=kept; set -e; false")
+    code, out, err = command.reported("run", "s", "x=kept; set -e; false")
     assert (code, out) == (1, b"")
     assert err.startswith(NOTE + b"shell 's' was restarted with its variables")
-    assert command.told("run", "s", "set +e; echo $x") == (0, b"kept\n", b"")
+    assert command.reported("run", "s", "set +e; echo $x") == (0, b"kept\n", b"")
 
 
 def test_a_shell_that_the_command_closed_is_noted_and_takes_no_more(command: Holdfast) -> None:
     command.open()
     note = NOTE + b"shell 's' is closed: exited with code 3\n"
-    assert command.told("run", "s", "echo out; exit 3") == (3, b"out\n", note)
-    assert command.told("run", "s", "true") == (125, b"", note)
-    assert command.told("list") == (0, b"ID  PID  STATE  QUEUED  CWD  COMMAND\n", b"")
-    [header, told] = command.told("list", "--all")[1].decode().splitlines()
-    assert re.fullmatch(r"s +- +closed +0 +\S+ +exited with code 3", told)
+    assert command.reported("run", "s", "echo out; exit 3") == (3, b"out\n", note)
+    assert command.reported("run", "s", "true") == (125, b"", note)
+    assert command.reported("list") == (0, b"ID  PID  STATE  QUEUED  CWD  COMMAND\n", b"")
+    [header, reported] = command.reported("list", "--all")[1].decode().splitlines()
+    assert re.fullmatch(r"s +- +closed +0 +\S+ +exited with code 3", reported)
     assert header.split() == ["ID", "PID", "STATE", "QUEUED", "CWD", "COMMAND"]
-    assert command.told("close", "s") == (0, b"", b"")
+    assert command.reported("close", "s") == (0, b"", b"")
 
 
 # --- open -------------------------------------------------------------------------------------------------------
@@ -301,15 +301,15 @@ def test_open_here_has_our_directory_and_environment(command: Holdfast, tmp_path
     id = done.stdout.decode().strip()
     assert re.fullmatch(r"sh-[0-9a-f]+", id)
     printed = f"{tmp_path} dark blue\n".encode()
-    assert command.told("run", id, 'echo "$PWD $SHADE $COLOUR"') == (0, printed, b"")
+    assert command.reported("run", id, 'echo "$PWD $SHADE $COLOUR"') == (0, printed, b"")
 
 
 def test_open_elsewhere_has_the_sandboxs(command: Holdfast) -> None:
     address = command.server.address("unix")
     command.environment["COLOUR"] = "blue"
     command.open("--sandbox", address, "-e", "SHADE=dark")
-    told = command.told("run", "--sandbox", address, "s", 'echo "$PWD $SHADE [$COLOUR] ${PATH:+path}"')
-    assert told == (0, f"{command.server.directory} dark [] path\n".encode(), b"")
+    reported = command.reported("run", "--sandbox", address, "s", 'echo "$PWD $SHADE [$COLOUR] ${PATH:+path}"')
+    assert reported == (0, f"{command.server.directory} dark [] path\n".encode(), b"")
     command.environment["HOLDFAST_SANDBOX"] = address
     assert [status["shellId"] for status in command.json("list")] == ["s"]
 
@@ -320,7 +320,7 @@ def test_open_as_json_and_as_a_login_shell(command: Holdfast, tmp_path: Path) ->
         "open", "--shell", "sh", "--login", "--cwd", "/usr", "-e", f"HOME={tmp_path}", "--id", "s"
     )
     assert (status["shellId"], status["state"], status["cwd"], status["login"]) == ("s", "idle", "/usr", True)
-    assert command.told("run", "s", "echo $greeting") == (0, b"hello\n", b"")
+    assert command.reported("run", "s", "echo $greeting") == (0, b"hello\n", b"")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
@@ -328,7 +328,7 @@ def test_open_as_another_user(command: Holdfast) -> None:
     # Its files are in there, and the server's own default for this directory lets every user pass through.
     os.chmod(command.server.spool, 0o711)
     command.open("--user", "nobody", "--cwd", "/")
-    assert command.told("run", "s", "id -un") == (0, b"nobody\n", b"")
+    assert command.reported("run", "s", "id -un") == (0, b"nobody\n", b"")
 
 
 @pytest.mark.parametrize(
@@ -382,9 +382,9 @@ def test_wrong_usage_is_named(
     arguments: list[str], code: int, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["shell", *arguments]) == code
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert named in told.err
+    reported = capsys.readouterr()
+    assert reported.out == ""
+    assert named in reported.err
 
 
 # --- the others -------------------------------------------------------------------------------------------------
@@ -392,15 +392,15 @@ def test_wrong_usage_is_named(
 
 def test_start_begins_with_the_shells_state_and_is_a_process(command: Holdfast, tmp_path: Path) -> None:
     command.open("--cwd", str(tmp_path))
-    command.told("run", "s", "x=kept; f() { echo f:$x; }")
-    assert command.told("start", "s", "f; pwd; x=lost; exit 4", "--id", "job") == (0, b"job\n", b"")
+    command.reported("run", "s", "x=kept; f() { echo f:$x; }")
+    assert command.reported("start", "s", "f; pwd; x=lost; exit 4", "--id", "job") == (0, b"job\n", b"")
     assert command("wait", "job").returncode == 4
     assert command("logs", "job").stdout.decode() == f"f:kept\n{tmp_path}\n"
     info = command.json("start", "s", "sleep 1000")
     assert info["processId"].startswith("sleep-")
     assert (info["running"], info["cwd"]) == (True, str(tmp_path))
     assert command("kill", info["processId"]).returncode == 0
-    assert command.told("run", "s", "echo $x") == (0, b"kept\n", b"")
+    assert command.reported("run", "s", "echo $x") == (0, b"kept\n", b"")
 
 
 def test_list_tells_what_runs_and_what_waits(command: Holdfast, box: holdfast.sync.Sandbox, tmp_path: Path) -> None:
@@ -411,15 +411,15 @@ def test_list_tells_what_runs_and_what_waits(command: Holdfast, box: holdfast.sy
     waiting = command.start("shell", "run", "s", "true")
     sh = box.open_shell("s")
     until(lambda status: status.queued == 1, sh)
-    _, first, second = command.told("list")[1].decode().splitlines()
+    _, first, second = command.reported("list")[1].decode().splitlines()
     assert re.split("  +", first) == ["s", str(sh.pid), "running", "1", str(tmp_path), "echo ready …"]
     assert re.split("  +", second) == ["other", str(box.open_shell("other").pid), "idle", "0", "/usr", "-"]
-    told = command.json("list")
-    assert [(status["shellId"], status["command"]) for status in told] == [
+    reported = command.json("list")
+    assert [(status["shellId"], status["command"]) for status in reported] == [
         ("s", "echo ready\nexec sleep 1000"),
         ("other", None),
     ]
-    assert command.told("close", "s", "--grace", "0") == (0, b"s\n", b"")
+    assert command.reported("close", "s", "--grace", "0") == (0, b"s\n", b"")
     for process in (running, waiting):
         process.communicate(timeout=PATIENCE_SECONDS)
     assert waiting.returncode == 125
@@ -441,28 +441,28 @@ def test_list_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
 
 def test_interrupt(command: Holdfast) -> None:
     command.open()
-    assert command.told("interrupt", "s") == (0, b"", b"")
+    assert command.reported("interrupt", "s") == (0, b"", b"")
     process = command.start("shell", "run", "s", "x=kept; echo ready; sleep 1000; echo no")
     assert line(process) == b"ready\n"
-    assert command.told("interrupt", "s") == (0, b"s\n", b"")
+    assert command.reported("interrupt", "s") == (0, b"s\n", b"")
     assert process.communicate(timeout=PATIENCE_SECONDS)[0] == b""
     assert process.returncode == 130
     assert command.json("interrupt", "s") == {"shellId": "s", "wasRunning": False}
-    assert command.told("run", "s", "echo $x") == (0, b"kept\n", b"")
+    assert command.reported("run", "s", "echo $x") == (0, b"kept\n", b"")
 
 
 def test_output_is_what_came_late(command: Holdfast, box: holdfast.sync.Sandbox, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     command.open("--cwd", str(tmp_path))
-    assert command.told("output", "s") == (0, b"", b"")
+    assert command.reported("output", "s") == (0, b"", b"")
     job = "while read x; do echo out:$x; echo err:$x >&2; done < gate &"
-    assert command.told("run", "s", f"{job} echo now") == (0, b"now\n", b"")
+    assert command.reported("run", "s", f"{job} echo now") == (0, b"now\n", b"")
     following = command.start("shell", "output", "s", "--follow")
     with open(tmp_path / "gate", "wb", buffering=0) as gate:
         gate.write(b"one\n")
         assert line(following) == b"out:one\n"
         until(lambda status: status.stderr_bytes == 8, box.open_shell("s"))
-        assert command.told("output", "s") == (0, b"out:one\n", b"err:one\n")
+        assert command.reported("output", "s") == (0, b"out:one\n", b"err:one\n")
         pieces = [json.loads(each) for each in command("shell", "output", "s", "--json").stdout.splitlines()]
         assert {each["stream"]: each["chunk"] for each in pieces} == {
             "stdout": "b3V0Om9uZQo=",
@@ -472,11 +472,11 @@ def test_output_is_what_came_late(command: Holdfast, box: holdfast.sync.Sandbox,
         assert line(following) == b"out:two\n"
         until(lambda status: status.stderr_bytes == 16, box.open_shell("s"))
     since = str(pieces[-1]["seq"])
-    assert command.told("output", "s", "--since", since) == (0, b"out:two\n", b"err:two\n")
-    assert command.told("close", "s") == (0, b"s\n", b"")
+    assert command.reported("output", "s", "--since", since) == (0, b"out:two\n", b"err:two\n")
+    assert command.reported("close", "s") == (0, b"s\n", b"")
     assert following.communicate(timeout=PATIENCE_SECONDS) == (b"", b"err:one\nerr:two\n")
     assert following.returncode == 0
-    assert command.told("output", "s", "--since", since) == (0, b"out:two\n", b"err:two\n")
+    assert command.reported("output", "s", "--since", since) == (0, b"out:two\n", b"err:two\n")
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -484,10 +484,10 @@ def test_close_ends_jobs_or_keeps_them(command: Holdfast, tmp_path: Path, keep: 
     for name in ("gate", "alive"):
         os.mkfifo(tmp_path / name)
     command.open("--cwd", str(tmp_path))
-    command.told("run", "s", "trap 'echo trapped > trap' EXIT; (read x < gate; echo released) > alive &")
+    command.reported("run", "s", "trap 'echo trapped > trap' EXIT; (read x < gate; echo released) > alive &")
     # Only the job holds this pipe for writing, so its end of file is the job's end.
     with open(tmp_path / "alive", "rb", buffering=0) as alive:
-        assert command.told("close", "s", *(["--keep"] if keep else [])) == (0, b"s\n", b"")
+        assert command.reported("close", "s", *(["--keep"] if keep else [])) == (0, b"s\n", b"")
         assert (tmp_path / "trap").read_text() == "trapped\n"
         if keep:
             (tmp_path / "gate").write_bytes(b"go\n")

@@ -435,18 +435,18 @@ def test_the_screen_as_text_and_as_json(command: Holdfast, box: holdfast.sync.Sa
         done = command("screen", "it")
         assert (done.returncode, done.stderr) == (0, b"")
         assert done.stdout.decode().splitlines()[1:] == ["1", "2", "3", "prompt>"]
-        told = command.json("screen", "it")
-        assert told["lines"][1:] == ["1", "2", "3", "prompt>", ""]
-        assert (told["terminalId"], told["rows"], told["cols"]) == ("it", 6, 40)
-        assert told["cursor"] == {"row": 4, "col": 8, "visible": True}
-        assert (told["title"], told["alternate"]) == ("a title", False)
-        assert (told["state"], told["prompt"], told["awaitingInput"]) == ("IDLE", "prompt> ", True)
-        assert told["lastExitCode"] == 0
+        reported = command.json("screen", "it")
+        assert reported["lines"][1:] == ["1", "2", "3", "prompt>", ""]
+        assert (reported["terminalId"], reported["rows"], reported["cols"]) == ("it", 6, 40)
+        assert reported["cursor"] == {"row": 4, "col": 8, "visible": True}
+        assert (reported["title"], reported["alternate"]) == ("a title", False)
+        assert (reported["state"], reported["prompt"], reported["awaitingInput"]) == ("IDLE", "prompt> ", True)
+        assert reported["lastExitCode"] == 0
         terminal.send("read -s secret\n")
         while terminal.wait_until_awaiting_input(PATIENCE_SECONDS).state != "BUSY":
             pass
-        told = command.json("screen", "it")
-        assert (told["state"], told["echo"]) == ("BUSY", False)
+        reported = command.json("screen", "it")
+        assert (reported["state"], reported["echo"]) == ("BUSY", False)
         assert command("screen", "it", "--sandbox", command.server.address("unix")).returncode == 0
 
 
@@ -454,8 +454,8 @@ def test_the_screen_of_a_process_with_and_without_a_terminal(command: Holdfast, 
     process = box.start(["sh", "-c", "printf 'one\\ntwo\\e[1;1Hh'; exit 3"], id="it", tty=TerminalSize(5, 20))
     process.wait(PATIENCE_SECONDS)
     assert command("screen", "it").stdout == b"hne\ntwo\n"
-    told = command.json("screen", "it")
-    assert (told["rows"], told["cols"], told["state"], told["exitCode"]) == (5, 20, "CLOSED", 3)
+    reported = command.json("screen", "it")
+    assert (reported["rows"], reported["cols"], reported["state"], reported["exitCode"]) == (5, 20, "CLOSED", 3)
     box.start(["true"], id="plain")
     for name in ("plain", "nobody"):
         done = command("screen", name)
@@ -499,10 +499,10 @@ def test_a_saved_recording_prints_the_same_bytes(
     assert command("replay", "it", "--save", "-").stdout == file.read_bytes()
     typed = command("replay", "it", "--save", "-", "--input").stdout.decode()
     assert [event.data for event in read_cast(typed.splitlines()).events if event.code == "i"] == [b"word\n"]
-    told = command.json("replay", "it")
-    assert (told["rows"], told["cols"], told["outputBytes"]) == (20, 70, len(printed))
-    assert told["duration"] >= 0
-    assert told["events"] > 0
+    reported = command.json("replay", "it")
+    assert (reported["rows"], reported["cols"], reported["outputBytes"]) == (20, 70, len(printed))
+    assert reported["duration"] >= 0
+    assert reported["events"] > 0
     process = person.start(command, "replay", "--speed", "100", str(file))
     assert process.wait(PATIENCE_SECONDS) == 0
     assert person.see_all().lines[:4] == ("red wïde", "20 70", "word", "got:word")

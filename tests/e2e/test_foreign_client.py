@@ -255,9 +255,9 @@ async def test_a_start_with_all_that_the_real_client_sends(server: RunningServer
 
 async def test_files_by_uri(server: RunningServer, tmp_path: Path) -> None:
     """The client's operations on files: each method with the fields that it sends, null for unused ones."""
-    file, place = tmp_path / "sub dir" / "a.txt", (tmp_path / "sub dir").as_uri()
+    file, location = tmp_path / "sub dir" / "a.txt", (tmp_path / "sub dir").as_uri()
     async with client(server) as (codex, _):
-        await codex.request("fs/createDirectory", {"path": place, "recursive": True, "sandbox": None})
+        await codex.request("fs/createDirectory", {"path": location, "recursive": True, "sandbox": None})
         content = base64.b64encode(b"hello\xff").decode()
         assert (
             await codex.request("fs/writeFile", {"path": file.as_uri(), "dataBase64": content, "sandbox": None})
@@ -276,7 +276,7 @@ async def test_files_by_uri(server: RunningServer, tmp_path: Path) -> None:
             "createdAtMs": 0,
             "modifiedAtMs": file.stat().st_mtime_ns // 1_000_000,
         }
-        listed = await codex.request("fs/readDirectory", {"path": place, "sandbox": None})
+        listed = await codex.request("fs/readDirectory", {"path": location, "sandbox": None})
         assert listed["entries"] == [
             {"fileName": "a.txt", "isDirectory": False, "isFile": True},
             {"fileName": "link", "isDirectory": False, "isFile": True},
@@ -291,7 +291,7 @@ async def test_files_by_uri(server: RunningServer, tmp_path: Path) -> None:
         assert (base64.b64decode(block["chunk"]), block["eof"]) == (b"o\xff", True)
         assert await codex.request("fs/close", {"handleId": "h"}) == {}
         copy = {
-            "sourcePath": place,
+            "sourcePath": location,
             "destinationPath": (tmp_path / "c").as_uri(),
             "recursive": True,
             "sandbox": None,

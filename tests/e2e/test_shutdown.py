@@ -63,13 +63,13 @@ async def test_a_signal_ends_everything_in_order(number: signal.Signals, tmp_pat
 
 async def _exits_until_the_end(talk: Conversation) -> dict[str, int]:
     """The last notifications, until the server closes the connection."""
-    told: dict[str, int] = {}
+    reported: dict[str, int] = {}
     try:
         while True:
             exited = await talk.notice("process/exited")
-            told[exited["processId"]] = exited["exitCode"]
+            reported[exited["processId"]] = exited["exitCode"]
     except ConnectionError:
-        return told
+        return reported
 
 
 async def test_nothing_new_starts_while_it_shuts_down(tmp_path: Path) -> None:

@@ -136,12 +136,12 @@ async def test_the_dev_server_is_reachable_and_leaves_nothing(tmp_path: Path) ->
 
 
 async def test_an_approval_is_answered() -> None:
-    with new_place() as place:
-        rules = Path(place.directory) / "rules.toml"
+    with new_place() as location:
+        rules = Path(location.directory) / "rules.toml"
         # The rules of the example itself.
         text = (EXAMPLES / "approval.py").read_text()
         rules.write_text("\n".join(line.strip() for line in text.partition("answers:\n")[2].splitlines()[1:4]))
-        with running_service(place, "--rules", str(rules)) as service:
+        with running_service(location, "--rules", str(rules)) as service:
             url = f"http://{service.grpc}"
             printed = await output_of("approval.py", url, HOLDFAST_SERVICE_TOKEN=service.operator)
     assert printed.splitlines()[:2] == ["echo started: started", "touch report.txt && ls: report.txt"]

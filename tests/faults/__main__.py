@@ -42,10 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         _table(results)
     for failure in results[-1].failures:
-        _tell(f"\n--- {failure.job} ---\n{failure.what}\n{failure.log and 'the log of the server:'}\n{failure.log}")
+        _report(
+            f"\n--- {failure.job} ---\n{failure.what}\n{failure.log and 'the log of the server:'}\n{failure.log}"
+        )
     if results[-1].failures:
         flags = f"--seconds 0 --seed {results[-1].seed} --faults {options.faults} --jobs {options.jobs}"
-        _tell(f"a broken invariant; to repeat the round: python -m tests.faults {flags}")
+        _report(f"a broken invariant; to repeat the round: python -m tests.faults {flags}")
         return 1
     return 0
 
@@ -53,13 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _progress(result: RoundResult) -> None:
     faults = " ".join(f"{kind} {count}" for kind, count in sorted(result.faults.items()))
     ending = "BROKEN" if result.failures else "whole"
-    _tell(
+    _report(
         f"round {result.seed}: {sum(result.jobs.values())} jobs, {result.bytes_checked / 1e6:.1f} MB, "
         f"{result.restarts} restarts; {faults}; {result.refused} refused; {result.seconds:.1f} s; "
         f"server {result.server_rss / 1e6:.0f} MB: {ending}"
     )
     for skipped in result.skipped:
-        _tell(f"  skipped {skipped}")
+        _report(f"  skipped {skipped}")
 
 
 def _table(results: Sequence[RoundResult]) -> None:
@@ -73,7 +75,7 @@ def _table(results: Sequence[RoundResult]) -> None:
         ("jobs", str(sum(jobs.values()))),
         *((f"  {kind}", str(count)) for kind, count in sorted(jobs.items())),
         ("bytes checked", f"{sum(result.bytes_checked for result in results):,}"),
-        ("told lost while scarce", f"{sum(result.bytes_told_lost for result in results):,}"),
+        ("told lost while scarce", f"{sum(result.bytes_reported_lost for result in results):,}"),
         ("refused while scarce", str(sum(result.refused for result in results))),
         ("faults", str(sum(faults.values()))),
         *((f"  {kind}", str(count)) for kind, count in sorted(faults.items())),
@@ -85,7 +87,7 @@ def _table(results: Sequence[RoundResult]) -> None:
         print(f"{name:<32}{value}")
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

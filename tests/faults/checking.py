@@ -49,7 +49,7 @@ class Following:
         self._status = status
         self._ends = dict.fromkeys(expected, 0)
         self._seq = 0
-        self._told: list[str] = []
+        self._reported: list[str] = []
         #: Bytes that were compared, and bytes that were reported as lost.
         self.seen = 0
         self.lost = 0
@@ -66,11 +66,11 @@ class Following:
                 self.seen += len(event.data)
             case Exited():
                 self.number(event.seq)
-                self._told.append("exited")
+                self._reported.append("exited")
                 self.ended(event.status)
             case Closed():
                 self.number(event.seq)
-                self._told.append("closed")
+                self._reported.append("closed")
 
     def number(self, seq: int) -> None:
         # The two ends of a chunk with a lost middle have one number.
@@ -84,8 +84,8 @@ class Following:
 
     def over(self) -> None:
         """Nothing more will come."""
-        if self._told != ["exited", "closed"]:
-            raise Broken(f"{self._what}: told {self._told} instead of its exit and its close, once each")
+        if self._reported != ["exited", "closed"]:
+            raise Broken(f"{self._what}: told {self._reported} instead of its exit and its close, once each")
         self.all_printed()
 
     def all_printed(self) -> None:

@@ -29,7 +29,7 @@ from . import aftermath
 from .checking import Broken
 from .crash_points import CrashPoints
 from .faults import Faults, server_of, small_spool
-from .place import BLOB_BYTES, Place, connected
+from .job_context import BLOB_BYTES, JobContext, connected
 from .relay import relaying
 from .workload import JOBS
 
@@ -74,7 +74,7 @@ class RoundResult(msgspec.Struct, frozen=True):
     restarts: int
     bytes_checked: int
     #: Reported as gaps or refusals while something was scarce.
-    bytes_told_lost: int
+    bytes_reported_lost: int
     refused: int
     server_rss: int
     failures: tuple[Failure, ...] = ()
@@ -149,7 +149,7 @@ class Round:
             faults=dict(self._faults),
             restarts=self._restarts,
             bytes_checked=self._seen,
-            bytes_told_lost=self._lost,
+            bytes_reported_lost=self._lost,
             refused=self._refused,
             server_rss=self._rss,
             failures=tuple(self._failures),
@@ -252,8 +252,8 @@ class Round:
         kind = rng.choices(list(JOBS), list(JOBS.values()))[0]
         name = f"{kind.__name__} {number}"
         little = self._settings != {name: values[0] for name, values in SETTINGS.items()}
-        place = Place(name, rng, box, address, blob, faults.troubles, keeps_little=little)
-        task = asyncio.create_task(kind(place), name=name)
+        context = JobContext(name, rng, box, address, blob, faults.troubles, keeps_little=little)
+        task = asyncio.create_task(kind(context), name=name)
         done, _ = await asyncio.wait((task,), timeout=PATIENCE_SECONDS)
         if not done:
             where = io.StringIO()
@@ -266,7 +266,7 @@ class Round:
             task.result()
         except ResourceExhausted as error:
             # The promise is a clear error to the caller.
-            if place.scarce:
+            if context.scarce:
                 self._refused += 1
             else:
                 self._fail(name, f"{error!r}, and nothing was scarce", server)
@@ -275,8 +275,8 @@ class Round:
         except Exception as error:  # noqa: BLE001 - every other error is one that no caller should see
             self._fail(name, "".join(traceback.format_exception(error)), server)
         self._jobs[kind.__name__] += 1
-        self._seen += place.seen
-        self._lost += place.lost
+        self._seen += context.seen
+        self._lost += context.lost
 
     def _fail(self, job: str, what: str, server: RunningServer) -> None:
         if self._crashes is not None:

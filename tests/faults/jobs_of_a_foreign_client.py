@@ -14,26 +14,26 @@ from holdfast.types import ExitStatus, OutputChunk, OutputGap
 from tests.support.servers import Conversation, conversation
 
 from .checking import Following
-from .place import Place, started
+from .job_context import JobContext, started
 
 
-async def foreign(place: Place) -> None:
+async def foreign(context: JobContext) -> None:
     """A client by hand, in JSON, that resumes its session and fills holes by reading, as in docs/protocol.md."""
-    pieces = [place.piece(1, 30_000) for _ in range(place.rng.randint(2, 10))]
-    pause = f"sleep {place.rng.uniform(0.02, 0.3):.3f}; "
+    pieces = [context.piece(1, 30_000) for _ in range(context.rng.randint(2, 10))]
+    pause = f"sleep {context.rng.uniform(0.02, 0.3):.3f}; "
     script = pause.join(command for command, _ in pieces) + "exit 5"
-    client = Foreign(place.address, f"{place.name}-{place.rng.randrange(1 << 30)}")
+    client = Foreign(context.address, f"{context.name}-{context.rng.randrange(1 << 30)}")
     following = Following(
-        place.name, {"stdout": b"".join(data for _, data in pieces), "stderr": b""}, ExitStatus(5)
+        context.name, {"stdout": b"".join(data for _, data in pieces), "stderr": b""}, ExitStatus(5)
     )
-    await client.start(place.sh(script))
-    process = await place.box.process(client.process_id)
-    async with started(place, process):
+    await client.start(context.sh(script))
+    process = await context.box.process(client.process_id)
+    async with started(context, process):
         await client.read_to_end(following)
         following.all_printed()
         following.ended(await process.wait())
         # Output sent to a connection counts as taken: it is retained by the settings, and no longer.
-        place.count(following, may_lose=True)
+        context.count(following, may_lose=True)
 
 
 class Foreign:
@@ -82,8 +82,8 @@ class Foreign:
     async def _fill(self, talk: Conversation, following: Following) -> None:
         while True:
             found = await talk.result("process/read", processId=self.process_id, afterSeq=self._last)
-            told = [*found.get("gap", ()), *found["chunks"]]
-            for each in sorted(told, key=lambda each: (each["stream"], each["offset"])):
+            reported = [*found.get("gap", ()), *found["chunks"]]
+            for each in sorted(reported, key=lambda each: (each["stream"], each["offset"])):
                 if "length" in each:
                     following.take(OutputGap(each["stream"], each["offset"], each["length"]))
                 else:
@@ -93,10 +93,10 @@ class Foreign:
                 self._closed = self._closed or found["closed"]
                 return
 
-    def _take(self, told: dict[str, Any], following: Following) -> None:
-        self._last = told["seq"]
-        if "chunk" in told:
-            data = base64.b64decode(told["chunk"])
-            following.take(OutputChunk(told["stream"], told["offset"], data, told["seq"]))
-        elif "exitCode" not in told:
+    def _take(self, reported: dict[str, Any], following: Following) -> None:
+        self._last = reported["seq"]
+        if "chunk" in reported:
+            data = base64.b64decode(reported["chunk"])
+            following.take(OutputChunk(reported["stream"], reported["offset"], data, reported["seq"]))
+        elif "exitCode" not in reported:
             self._closed = True

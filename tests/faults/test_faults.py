@@ -43,7 +43,7 @@ def test_a_difference_is_told_with_its_offset() -> None:
 def test_what_a_reader_is_told_twice_or_never_is_noticed() -> None:
     from holdfast.types import Closed, Exited, ExitStatus, OutputChunk, OutputGap
 
-    def told(*events: OutputChunk | OutputGap | Exited | Closed) -> Following:
+    def reported(*events: OutputChunk | OutputGap | Exited | Closed) -> Following:
         following = Following("job", {"stdout": b"abcdef"}, ExitStatus(3))
         for event in events:
             following.take(event)
@@ -52,8 +52,8 @@ def test_what_a_reader_is_told_twice_or_never_is_noticed() -> None:
 
     first, rest = OutputChunk("stdout", 0, b"abc", 1), OutputChunk("stdout", 3, b"def", 2)
     end = Exited(3, ExitStatus(3)), Closed(4)
-    assert told(first, rest, *end).seen == 6
-    gap = told(first, OutputGap("stdout", 3, 3), *end)
+    assert reported(first, rest, *end).seen == 6
+    gap = reported(first, OutputGap("stdout", 3, 3), *end)
     assert (gap.seen, gap.lost) == (3, 3)
     for wrong, match in (
         ((first, first, rest, *end), "number 1 comes after number 1"),
@@ -64,4 +64,4 @@ def test_what_a_reader_is_told_twice_or_never_is_noticed() -> None:
         ((first, rest, end[0]), "once each"),
     ):
         with pytest.raises(Broken, match=match):
-            told(*wrong)
+            reported(*wrong)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from .job_context import JobContext
 from .jobs_of_a_foreign_client import foreign
 from .jobs_on_pipes import (
     background,
@@ -21,10 +22,9 @@ from .jobs_on_pipes import (
     tree,
 )
 from .jobs_with_state import pty, shell, shell_job, terminal
-from .place import Place
 
 #: How often each kind of job is drawn.
-JOBS: Final[dict[Callable[[Place], Coroutine[Any, Any, None]], int]] = {
+JOBS: Final[dict[Callable[[JobContext], Coroutine[Any, Any, None]], int]] = {
     pipes: 5,
     stream: 3,
     quick: 4,

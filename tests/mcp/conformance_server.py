@@ -115,8 +115,10 @@ def add_tools(server: SandboxServer) -> None:
 
     async def test_sampling(ctx: Context[Any, Any], prompt: str) -> str:
         content = TextContent(type="text", text=prompt)
-        asked = CreateMessageRequestParams(messages=[SamplingMessage(role="user", content=content)], max_tokens=100)
-        answer = await ctx.session.send_request(CreateMessageRequest(params=asked), CreateMessageResult)
+        requested = CreateMessageRequestParams(
+            messages=[SamplingMessage(role="user", content=content)], max_tokens=100
+        )
+        answer = await ctx.session.send_request(CreateMessageRequest(params=requested), CreateMessageResult)
         return f"LLM response: {answer.content}"
 
     async def test_elicitation(ctx: Context[Any, Any], message: str) -> str:

@@ -18,10 +18,10 @@ from .connections import call, failed, in_process
 
 async def test_a_command_a_session_and_its_process(tmp_path: Path) -> None:
     async with in_process(tmp_path) as client:
-        told: list[str | None] = []
+        reported: list[str | None] = []
 
         async def progress(progress: float, total: float | None, message: str | None) -> None:
-            told.append(message)
+            reported.append(message)
 
         result = await client.call_tool(
             "exec_command",
@@ -32,7 +32,7 @@ async def test_a_command_a_session_and_its_process(tmp_path: Path) -> None:
         assert result.structured_content["exit_code"] == 3
         assert sorted(result.structured_content["output"].split()) == ["err", "first", "out"]
         assert json.loads(result.content[0].text) == result.structured_content  # type: ignore[union-attr]
-        assert "first" in told
+        assert "first" in reported
 
         began = await call(client, "exec_command", cmd="read line; echo got $line", tty=True, yield_time_ms=250)
         assert (began["exit_code"], isinstance(began["session_id"], int)) == (None, True)
@@ -174,12 +174,12 @@ async def test_approvals_by_elicitation(tmp_path: Path, mode: ConnectMode) -> No
     questions: list[str] = []
     answers: list[Any] = [{"approve": True}, {"approve": False}, None]
 
-    async def asked(context: Any, params: Any) -> ElicitResult:
+    async def requested(context: Any, params: Any) -> ElicitResult:
         questions.append(params.message)
         answer = answers.pop(0)
         return ElicitResult(action="accept", content=answer) if answer else ElicitResult(action="decline")
 
-    async with in_process(tmp_path, str(rules), mode=mode, elicitation_callback=asked) as client:
+    async with in_process(tmp_path, str(rules), mode=mode, elicitation_callback=requested) as client:
         assert (await call(client, "exec_command", cmd="echo free"))["output"] == "free\n"
         assert "nothing is removed here" in await failed(client, "exec_command", cmd="rm -r /")
         assert questions == []

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import holdfast
 from holdfast.types import TerminalSize
-from tests.process.versions import place
+from tests.process.versions import home
 
 
 async def record(package: Path, ledger: Path) -> None:
     """Run one process of each kind, a shell and a terminal; copy the ledger while they run."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-", dir="/tmp") as directory, place(Path(directory)) as here:
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir="/tmp") as directory, home(Path(directory)) as here:
         keeper, _ = here.serve(package)
         async with holdfast.connect(here.address) as box:
             done = await box.start(["sh", "-c", "echo out; echo err >&2; exit 3"], id="done", cwd="/")

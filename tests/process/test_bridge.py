@@ -73,8 +73,8 @@ async def ask(
     command = [sys.executable, "-c", AGENT, path, body, json.dumps(headers or {})]
     result = await box.exec(command, env=bridge.env, timeout=60)
     assert result.returncode == 0, result.stderr
-    told: dict[str, Any] = json.loads(result.stdout)
-    return told
+    reported: dict[str, Any] = json.loads(result.stdout)
+    return reported
 
 
 async def streaming(box: Sandbox, bridge: Bridge, body: str) -> Process:
@@ -230,9 +230,9 @@ async def test_what_the_block_raises_over_a_dead_proxy_is_only_the_cause(box: Sa
             except asyncio.CancelledError:
                 raise OSError("the agent lost its model") from None
 
-    with pytest.raises(ProcessError, match="model proxy exited with code") as told:
+    with pytest.raises(ProcessError, match="model proxy exited with code") as reported:
         await work()
-    assert isinstance(told.value.__cause__, OSError)
+    assert isinstance(reported.value.__cause__, OSError)
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
@@ -290,8 +290,8 @@ def test_a_bridge_without_an_event_loop(server: RunningServer) -> None:
             command = [sys.executable, "-c", AGENT, CHAT]
             whole = blocking.exec([*command, chat("m")], env=bridge.env, timeout=60)
             assert json.loads(json.loads(whole.stdout)["body"])["choices"][0]["message"]["content"] == "plain\n"
-            said = json.dumps({"model": "m", "messages": [{"role": "user", "content": "more"}]})
-            pieces = blocking.exec([*command, said], env=bridge.env, timeout=60)
+            request_body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "more"}]})
+            pieces = blocking.exec([*command, request_body], env=bridge.env, timeout=60)
             assert json.loads(json.loads(pieces.stdout)["body"])["choices"][0]["message"]["content"] == "one two"
             assert ([call.status for call in bridge.calls], bridge.spent.requests) == ([200, 200], 2)
             assert bridge.failed is None
@@ -390,7 +390,7 @@ async def test_models_are_chosen_by_name(box: Sandbox, provider: FakeProvider) -
         listed = await ask(box, bridge, "", "/v1/models")
     assert "hello from openai_chat" in here["body"]
     assert json.loads(there["body"])["choices"][0]["message"]["content"] == "hello"
-    assert [asked.json["model"] for asked in provider.asked] == ["theirs"]
+    assert [requested.json["model"] for requested in provider.requested] == ["theirs"]
     assert [each["id"] for each in json.loads(listed["body"])["data"]] == ["here"]
 
 
@@ -404,12 +404,12 @@ async def test_requests_are_passed_on_with_the_hosts_key_alone(box: Sandbox, pro
         headers = {"cookie": "a=b", "openai-organization": "org", "openai-beta": "x=1", "x-mine": "1"}
         answer = await ask(box, bridge, body, f"{CHAT}?key=theirs&page=2", headers)
         models = await ask(box, bridge, "", "/v1/models")
-    (asked, _) = provider.asked
-    assert asked.target == "/v1/chat/completions?page=2"
-    assert asked.json == json.loads(body)
-    assert asked.headers["authorization"] == f"Bearer {key}"
-    assert (asked.headers["accept-encoding"], asked.headers["openai-beta"]) == ("identity", "x=1")
-    assert asked.headers.keys().isdisjoint({"cookie", "openai-organization", "x-mine"})
+    (requested, _) = provider.requested
+    assert requested.target == "/v1/chat/completions?page=2"
+    assert requested.json == json.loads(body)
+    assert requested.headers["authorization"] == f"Bearer {key}"
+    assert (requested.headers["accept-encoding"], requested.headers["openai-beta"]) == ("identity", "x=1")
+    assert requested.headers.keys().isdisjoint({"cookie", "openai-organization", "x-mine"})
     assert answer["status"] == 200
     assert json.loads(models["body"])["data"][0]["id"] == "theirs"
     call = bridge.calls[0]
@@ -425,7 +425,7 @@ async def test_a_providers_stream_passes_piece_by_piece(box: Sandbox, provider: 
         await agent.wait()
         assert b"data: [DONE]" in (await agent.snapshot()).stdout
     # No count was requested, so the provider's stream was not touched.
-    assert "stream_options" not in provider.asked[0].json
+    assert "stream_options" not in provider.requested[0].json
     assert bridge.calls[0].usage_estimated
 
 
@@ -437,7 +437,7 @@ async def test_a_budget_counts_a_stream_and_hides_that_it_asked(box: Sandbox, pr
         await agent.wait()
         printed = (await agent.snapshot()).stdout
         refused = await ask(box, bridge, chat("gpt"))
-    assert provider.asked[0].json["stream_options"] == {"include_usage": True}
+    assert provider.requested[0].json["stream_options"] == {"include_usage": True}
     assert b"usage" not in printed
     assert b'"two"' in printed
     assert (bridge.spent.tokens, bridge.spent.money) == (15, 20.0)
@@ -474,7 +474,7 @@ async def test_errors_of_a_provider_pass_without_the_key(box: Sandbox, provider:
     assert echoed["headers"]["x-request-id"] == "r-1"
     assert echoed["headers"].keys().isdisjoint({"set-cookie", "x-echo"})
     # Nor does the host keep a cookie for the next call.
-    assert all("cookie" not in asked.headers for asked in provider.asked)
+    assert all("cookie" not in requested.headers for requested in provider.requested)
     assert (unauthorized["status"], moved["status"]) == (401, 502)
     # Not even the part of a key that the provider shows: that is in the record, on the host.
     assert "sk-ab" not in unauthorized["body"]

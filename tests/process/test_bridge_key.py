@@ -37,15 +37,15 @@ for body in ({"model": "m"}, {"model": "m", "stream": True}, {"model": "echo"}, 
 """
 
 
-async def ask_for_all(box: Sandbox, bridge: Bridge, said: str) -> str:
-    result = await box.exec([sys.executable, "-c", AGENT], env={**bridge.env, "SAID": said}, timeout=60)
+async def ask_for_all(box: Sandbox, bridge: Bridge, content: str) -> str:
+    result = await box.exec([sys.executable, "-c", AGENT], env={**bridge.env, "SAID": content}, timeout=60)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout.splitlines()[1])["choices"]
     assert "\n401 " in result.stdout
     return result.stdout
 
 
-def search(server: RunningServer, key: bytes, said: bytes) -> None:
+def search(server: RunningServer, key: bytes, content: bytes) -> None:
     inside = marked_processes(server.mark)
     assert any(b"model_proxy" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in inside)
     environments = list(proc_files("environ"))
@@ -53,12 +53,12 @@ def search(server: RunningServer, key: bytes, said: bytes) -> None:
     assert not finds(key, iter(environments))
     assert not finds(key, proc_files("cmdline"))
     # The agent's output is on the spool.
-    assert finds(said, files_under(server.directory, server.spool))
+    assert finds(content, files_under(server.directory, server.spool))
     assert not finds(key, files_under(server.directory, server.spool))
     if os.geteuid() == 0:
         memories = {pid: list(memory_of(pid)) for pid in inside}
         assert all(finds(b"holdfast", iter(memory)) for memory in memories.values())
-        assert finds(said, (region for memory in memories.values() for region in memory))
+        assert finds(content, (region for memory in memories.values() for region in memory))
         assert not finds(key, (region for memory in memories.values() for region in memory))
 
 
@@ -71,7 +71,7 @@ def environments_of(server: RunningServer, verb: bytes) -> list[bytes]:
 
 
 async def test_the_key_is_nowhere_in_the_sandbox(tmp_path: Path) -> None:
-    key, said = f"sk-{secrets.token_hex(24)}", f"said-{secrets.token_hex(8)}"
+    key, content = f"sk-{secrets.token_hex(24)}", f"said-{secrets.token_hex(8)}"
     record = RecordFile(str(tmp_path / "calls.jsonl"))
     secret = {"PGPASSWORD": f"of-the-server-{secrets.token_hex(8)}"}
     with running_server(environ=secret) as server:
@@ -81,10 +81,10 @@ async def test_the_key_is_nowhere_in_the_sandbox(tmp_path: Path) -> None:
             sandbox_agent_bridge(box, Upstream(provider.url, key), port=0, on_call=record.write) as bridge,
         ):
             provider.go_on.set()
-            printed = await ask_for_all(box, bridge, said)
-            assert all(asked.headers["authorization"] == f"Bearer {key}" for asked in provider.asked)
+            printed = await ask_for_all(box, bridge, content)
+            assert all(requested.headers["authorization"] == f"Bearer {key}" for requested in provider.requested)
             assert key not in printed
-            search(server, key.encode(), said.encode())
+            search(server, key.encode(), content.encode())
             assert all(
                 secret["PGPASSWORD"].encode() not in each for each in environments_of(server, b"model_proxy")
             )
@@ -92,7 +92,7 @@ async def test_the_key_is_nowhere_in_the_sandbox(tmp_path: Path) -> None:
     record.close()
     lines = (tmp_path / "calls.jsonl").read_text()
     assert len(lines.splitlines()) == 4
-    assert said in lines
+    assert content in lines
     assert key not in lines
 
 

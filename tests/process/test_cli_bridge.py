@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.verbs.process.bridge import agent_environment
+from holdfast.cli.verbs.sandbox.bridge import agent_environment
 from tests.support.fake_provider import FakeProvider, fake_provider
 from tests.support.servers import RunningServer, is_alive, running_server, server_environment
 
@@ -64,9 +64,9 @@ async def test_an_agent_runs_with_a_bridge_around_it(server: RunningServer, tmp_
             server, *options(provider), *limits, "--", sys.executable, "-c", AGENT, stdin=b"a question"
         )
     assert ended == (7, "hello\n429\n", "")
-    (asked,) = provider.asked
-    assert asked.headers["authorization"] == f"Bearer {KEY}"
-    assert asked.json == {"model": "theirs", "messages": [{"role": "user", "content": "a question"}]}
+    (requested,) = provider.requested
+    assert requested.headers["authorization"] == f"Bearer {KEY}"
+    assert requested.json == {"model": "theirs", "messages": [{"role": "user", "content": "a question"}]}
     calls = [json.loads(line) for line in record.read_text().splitlines()]
     assert [call["status"] for call in calls] == [200, 429]
     assert KEY not in record.read_text()

@@ -32,51 +32,53 @@ def holdfast() -> Iterator[Holdfast]:
 
 
 @pytest.fixture(scope="module")
-def place(holdfast: Holdfast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def location(holdfast: Holdfast, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the command `holdfast` and the scripts."""
-    place = tmp_path_factory.mktemp("completion")
-    program = place / "holdfast"
+    location = tmp_path_factory.mktemp("completion")
+    program = location / "holdfast"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m holdfast "$@"\n')
     program.chmod(0o755)
     for shell in ("bash", "zsh", "fish"):
-        (place / shell).write_bytes(holdfast("completion", shell).stdout)
-    return place
+        (location / shell).write_bytes(holdfast("completion", shell).stdout)
+    return location
 
 
-def run(holdfast: Holdfast, place: Path, *argv: str) -> list[str]:
-    environment = {**holdfast.environment, "PATH": f"{place}:{os.environ['PATH']}", "HOME": str(place)}
-    done = subprocess.run(argv, cwd=place, env=environment, capture_output=True, text=True, timeout=60)
+def run(holdfast: Holdfast, location: Path, *argv: str) -> list[str]:
+    environment = {**holdfast.environment, "PATH": f"{location}:{os.environ['PATH']}", "HOME": str(location)}
+    done = subprocess.run(argv, cwd=location, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
 
 
-def offered(holdfast: Holdfast, place: Path, shell: str, words: str) -> list[str]:
+def offered(holdfast: Holdfast, location: Path, shell: str, words: str) -> list[str]:
     if shell == "fish":
         line = words.replace("''", "")
-        script = f"source {place}/fish; complete -C'{line}'"
-        return run(holdfast, place, "fish", "--no-config", "-c", script)
+        script = f"source {location}/fish; complete -C'{line}'"
+        return run(holdfast, location, "fish", "--no-config", "-c", script)
     call = CALL.format(words=words)
     if shell == "bash":
-        return run(holdfast, place, "bash", "--norc", "-c", f"source {place}/bash; {call}")
-    return run(holdfast, place, "zsh", "-f", "-c", f"source {place}/zsh; setopt ksh_arrays sh_word_split; {call}")
+        return run(holdfast, location, "bash", "--norc", "-c", f"source {location}/bash; {call}")
+    return run(
+        holdfast, location, "zsh", "-f", "-c", f"source {location}/zsh; setopt ksh_arrays sh_word_split; {call}"
+    )
 
 
 @pytest.mark.parametrize(
     "shell", ["bash", pytest.param("zsh", marks=needs("zsh")), pytest.param("fish", marks=needs("fish"))]
 )
-def test_verbs_options_and_ids_are_completed(holdfast: Holdfast, place: Path, shell: str) -> None:
-    assert "inspect" in offered(holdfast, place, shell, "holdfast insp")
-    assert "--timestamps" in offered(holdfast, place, shell, "holdfast logs --time")
-    assert offered(holdfast, place, shell, "holdfast logs web-") == ["web-1", "web-2"]
-    assert offered(holdfast, place, shell, "holdfast shell run li") == ["live"]
-    assert {"web-1", "web-2", "live"} <= set(offered(holdfast, place, shell, "holdfast inspect ''"))
+def test_verbs_options_and_ids_are_completed(holdfast: Holdfast, location: Path, shell: str) -> None:
+    assert "inspect" in offered(holdfast, location, shell, "holdfast insp")
+    assert "--timestamps" in offered(holdfast, location, shell, "holdfast logs --time")
+    assert offered(holdfast, location, shell, "holdfast logs web-") == ["web-1", "web-2"]
+    assert offered(holdfast, location, shell, "holdfast shell run li") == ["live"]
+    assert {"web-1", "web-2", "live"} <= set(offered(holdfast, location, shell, "holdfast inspect ''"))
     # An id that a shell would interpret is not passed to one.
-    assert not (place / "evil").exists()
+    assert not (location / "evil").exists()
 
 
-def test_bash_offers_no_ids_of_another_sandbox(holdfast: Holdfast, place: Path) -> None:
-    assert offered(holdfast, place, "bash", "holdfast logs --sandbox docker:x web-") == []
-    assert offered(holdfast, place, "bash", "holdfast run -- web-") == []
+def test_bash_offers_no_ids_of_another_sandbox(holdfast: Holdfast, location: Path) -> None:
+    assert offered(holdfast, location, "bash", "holdfast logs --sandbox docker:x web-") == []
+    assert offered(holdfast, location, "bash", "holdfast run -- web-") == []
 
 
 def test_ids_need_no_server(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from holdfast.cli.verbs.process.forward import split_local
+from holdfast.cli.verbs.sandbox.forward import split_local
 from tests.support.servers import running_server, server_environment
 
 

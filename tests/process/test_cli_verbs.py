@@ -470,9 +470,9 @@ def test_stop_refuses_while_another_client_is_connected(holdfast: Holdfast) -> N
         assert b"--force" in refused.stderr
         status = holdfast.json("status")
         assert status["clients"] == [{"name": "holdfast-cli", "pid": other.pid, "processes": 1, "shells": 0}]
-        told = json.loads(holdfast("stop", "--json").stdout)
-        assert (told["stopped"], told["clients"]) == (False, status["clients"])
-        assert [each["id"] for each in told["ends"]] == ["job"]
+        reported = json.loads(holdfast("stop", "--json").stdout)
+        assert (reported["stopped"], reported["clients"]) == (False, status["clients"])
+        assert [each["id"] for each in reported["ends"]] == ["job"]
         assert holdfast("stop", "--force").returncode == 0
         other.communicate(timeout=60)
     assert holdfast("status").returncode == 3
@@ -513,9 +513,9 @@ def test_a_server_at_a_websocket_is_looked_at_and_stopped(holdfast: Holdfast) ->
     server = holdfast.start(*argv, pass_fds=(write,))
     os.close(write)
     with open(read) as ready:
-        told = json.loads(ready.readline())
-    (address,) = told["listening"]
-    assert holdfast.json("status", "--sandbox", address)["pid"] == told["pid"]
+        reported = json.loads(ready.readline())
+    (address,) = reported["listening"]
+    assert holdfast.json("status", "--sandbox", address)["pid"] == reported["pid"]
     with holdfast.start("run", "--sandbox", address, "--", "sh", "-c", "echo ready; exec sleep 1000") as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"ready\n"
@@ -524,7 +524,7 @@ def test_a_server_at_a_websocket_is_looked_at_and_stopped(holdfast: Holdfast) ->
         other.send_signal(signal.SIGINT)
         other.communicate(timeout=60)
     stopped = json.loads(holdfast("stop", "--sandbox", address, "--json").stdout)
-    assert stopped == {"pid": told["pid"], "stopped": True}
+    assert stopped == {"pid": reported["pid"], "stopped": True}
     server.communicate(timeout=60)
 
 

@@ -189,8 +189,8 @@ def test_a_ledger_that_finds_no_room_at_any_step_of_its_compaction(
     """Room for its file, for what is set aside, for its records, for later ones: each finds the last page taken."""
     page = os.sysconf("SC_PAGESIZE")
     monkeypatch.setattr(ledgers, "COMPACT_BYTES", page)
-    with small_file_system("size=2m") as place:
-        path = f"{place}/ledger"
+    with small_file_system("size=2m") as location:
+        path = f"{location}/ledger"
         before = descriptors()
         written = _records(2_000)
         ledger = Ledger(path, lambda records: records, reserve_bytes=8 * page)
@@ -200,7 +200,7 @@ def test_a_ledger_that_finds_no_room_at_any_step_of_its_compaction(
                 if ledger._thread is not None:
                     break
             ledger.settle()
-            fill(place, leave=room * page)
+            fill(location, leave=room * page)
             ledger._compact_at = 0
             for record in (noted := written[len(read_ledger(path)[1]) :]):
                 ledger.write(record)
@@ -208,8 +208,8 @@ def test_a_ledger_that_finds_no_room_at_any_step_of_its_compaction(
             assert noted
             ledger.settle()
             assert descriptors() - before == Counter({re.sub(r"\d+", "N", path): 1})
-            assert set(os.listdir(place)) == {"ledger", "filler"}
-            os.unlink(f"{place}/filler")
+            assert set(os.listdir(location)) == {"ledger", "filler"}
+            os.unlink(f"{location}/filler")
             ledger.write(r.ProcessStarted(2_000, 1, 2.0))
         finally:
             ledger.close()

@@ -89,7 +89,7 @@ print(json.dumps({"prefix": sys.prefix, "results": results}))
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def location() -> Iterator[Path]:
     """A directory in which every user may make files; each run of pytest closes its own directory to others."""
     with tempfile.TemporaryDirectory() as directory:
         found = Path(directory, "place")
@@ -100,12 +100,12 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture
-def deep_tree(place: Path) -> Iterator[Path]:
+def deep_tree(location: Path) -> Iterator[Path]:
     """A tree with more levels than Python has frames. `rm` takes it away, which needs none."""
     levels = "/".join(["d"] * (sys.getrecursionlimit() + 100))
-    subprocess.run(["mkdir", "-p", place / "deep" / levels], check=True)
-    yield place / "deep"
-    subprocess.run(["rm", "-rf", place / "deep", place / "copy"], check=True)
+    subprocess.run(["mkdir", "-p", location / "deep" / levels], check=True)
+    yield location / "deep"
+    subprocess.run(["rm", "-rf", location / "deep", location / "copy"], check=True)
 
 
 @pytest.fixture
@@ -127,12 +127,12 @@ def closed_python(tmp_path: Path) -> str:
     return str(program)
 
 
-def perform_all(python: str, place: Path, *before: str) -> dict[str, str]:
+def perform_all(python: str, location: Path, *before: str) -> dict[str, str]:
     libraries = (Path(__file__).parents[1], Path(msgspec.__file__).parents[1], Path(pytest.__file__).parents[1])
     environment = server_environment()
     environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], *map(str, libraries)])
     done = subprocess.run(
-        [*before, python, "-S", "-c", PERFORM, str(place)],
+        [*before, python, "-S", "-c", PERFORM, str(location)],
         env=environment,
         capture_output=True,
         text=True,
@@ -153,14 +153,14 @@ def test_every_operation_is_among_these() -> None:
 
 
 @needs_root
-def test_the_user_need_not_be_able_to_read_python(closed_python: str, place: Path) -> None:
-    results = perform_all(closed_python, place)
+def test_the_user_need_not_be_able_to_read_python(closed_python: str, location: Path) -> None:
+    results = perform_all(closed_python, location)
     assert "replaced since it was opened" in results.pop("write_at")
     assert not {name: text for name, text in results.items() if "Error" in text or "Failed" in text}
     assert "b'content'" in results["read"]
     assert all(name in results["list"] for name in ("'e'", "'link'", "'small'"))
-    assert sorted(os.listdir(place)) == ["d"]
-    assert {(place / "d" / name).stat().st_uid for name in ("e", "small")} == {65534}
+    assert sorted(os.listdir(location)) == ["d"]
+    assert {(location / "d" / name).stat().st_uid for name in ("e", "small")} == {65534}
 
 
 def test_nothing_is_imported_late() -> None:
@@ -193,7 +193,7 @@ def test_an_import_after_the_change_of_user_is_an_error() -> None:
 
 @needs_root
 def test_the_helper_refuses_imports(
-    children: UserHelpers, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    children: UserHelpers, location: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On every machine, also where the user could read the library."""
     source = Path(operations.__file__).read_text()
@@ -205,7 +205,7 @@ def test_the_helper_refuses_imports(
     (tmp_path / "late.py").write_text(late)
     monkeypatch.setattr("holdfast.runtime.files.user_helpers._PROGRAM", str(tmp_path / "late.py"))
     with pytest.raises(HelperFailed, match="as 'nobody' failed: ImportError: module 'json' is imported after"):
-        children.perform(resolve_user(NOBODY), "stat", {"path": str(place), "follow": True})
+        children.perform(resolve_user(NOBODY), "stat", {"path": str(location), "follow": True})
 
 
 # --- failures of the helper itself --------------------------------------------------------------------------------
@@ -223,18 +223,18 @@ def test_the_helper_refuses_imports(
     ],
 )
 async def test_a_helper_that_does_not_start_is_no_error_of_the_path(
-    command: list[str], words: str, place: Path, monkeypatch: pytest.MonkeyPatch
+    command: list[str], words: str, location: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(self_exec, "command", lambda: command)
     files = LocalFiles(ExecServerConfig())
     try:
         for _ in range(2):
             with pytest.raises(HelperFailed) as failed:
-                await files.write(str(place / "file"), bytes(100_000), user=NOBODY)
+                await files.write(str(location / "file"), bytes(100_000), user=NOBODY)
             assert words in str(failed.value)
             assert not isinstance(failed.value, OSError)
         monkeypatch.undo()
-        await files.write(str(place / "file"), b"x", user=NOBODY)
+        await files.write(str(location / "file"), b"x", user=NOBODY)
     finally:
         await files.aclose()
 
@@ -263,12 +263,12 @@ def test_no_descriptors_for_a_helper_is_no_error_of_the_path(children: UserHelpe
 
 @needs_root
 @needs("setpriv")
-def test_a_server_that_may_not_change_users(place: Path) -> None:
+def test_a_server_that_may_not_change_users(location: Path) -> None:
     """Root in a container without the capabilities."""
-    results = perform_all(sys.executable, place, "setpriv", "--bounding-set", "-setuid,-setgid")
+    results = perform_all(sys.executable, location, "setpriv", "--bounding-set", "-setuid,-setgid")
     refused = "cannot change to uid 65534, gid 65534: setgroups: Operation not permitted"
     assert set(results.values()) == {f"HelperFailed: the helper process for files as 'nobody' failed: {refused}"}
-    assert os.listdir(place) == []
+    assert os.listdir(location) == []
 
 
 @needs_root
@@ -325,14 +325,16 @@ async def test_a_tree_that_is_too_deep_is_an_error_of_the_path(user: str | None,
 
 
 @needs_root
-async def test_without_a_working_directory_whole_paths_work(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_working_directory_whole_paths_work(
+    location: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def gone() -> str:
         raise FileNotFoundError(2, "No such file or directory")
 
     files = LocalFiles(ExecServerConfig())
     try:
         monkeypatch.setattr(os, "getcwd", gone)
-        await files.write(str(place / "file"), b"x", user=NOBODY)
+        await files.write(str(location / "file"), b"x", user=NOBODY)
         with pytest.raises(CwdNotFound):
             await files.write("file", b"x", user=NOBODY)
     finally:

@@ -54,13 +54,13 @@ async def test_no_room_is_told_and_leaves_the_old_file(files: LocalFiles, small_
 @pytest.fixture
 def mount_point(tmp_path: Path) -> Iterator[Path]:
     """A file, `place`, on which another, `real`, is mounted."""
-    real, place = tmp_path / "real", tmp_path / "place"
+    real, location = tmp_path / "real", tmp_path / "place"
     real.write_text("a longer content")
-    place.write_text("")
-    if subprocess.run(["mount", "--bind", str(real), str(place)], check=False).returncode != 0:
+    location.write_text("")
+    if subprocess.run(["mount", "--bind", str(real), str(location)], check=False).returncode != 0:
         pytest.skip("nothing can be mounted here")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    yield location
+    subprocess.run(["umount", str(location)], check=True)
 
 
 @needs_root

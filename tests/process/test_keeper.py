@@ -79,8 +79,8 @@ link.stop()
 sys.exit(3)
 """
     )
-    said, log = process.communicate(timeout=60)
-    assert said == "['pipe'] /some/path b'from before' restarts=1\n"
+    printed, log = process.communicate(timeout=60)
+    assert printed == "['pipe'] /some/path b'from before' restarts=1\n"
     assert process.returncode == 3, "its own exit code is the server's"
     assert log.count("was killed by signal 9; starting it again") == 1
 
@@ -107,8 +107,8 @@ say(str({key: len(one.fds) for key, one in held.items()}))
 link.stop()
 """
     )
-    said, log = process.communicate(timeout=60)
-    assert said == "{'before': 1, 'after': 2}\n", log
+    printed, log = process.communicate(timeout=60)
+    assert printed == "{'before': 1, 'after': 2}\n", log
     assert "too many will not survive the server: no descriptors are left, of" in log
 
 
@@ -137,8 +137,8 @@ say(str([link.status(pid) for pid in pids]))
 link.stop()
 """
     )
-    said, log = process.communicate(timeout=60)
-    assert said == f"{[(os.CLD_EXITED, 7), (os.CLD_KILLED, 9)]}\n[None, None]\n", log
+    printed, log = process.communicate(timeout=60)
+    assert printed == f"{[(os.CLD_EXITED, 7), (os.CLD_KILLED, 9)]}\n[None, None]\n", log
 
 
 def test_what_a_server_handed_over_is_kept_though_it_died_with_an_answer_unread(
@@ -158,8 +158,8 @@ say(str(sorted(held)))
 link.stop()
 """
     )
-    said, log = process.communicate(timeout=60)
-    assert said == "['late']\n", log
+    printed, log = process.communicate(timeout=60)
+    assert printed == "['late']\n", log
 
 
 def test_a_leader_that_may_go_is_gone_though_nobody_rings(play: Callable[..., subprocess.Popen[str]]) -> None:
@@ -183,8 +183,8 @@ say("gone")
 link.stop()
 """
     )
-    said, log = process.communicate(timeout=60)
-    assert said == "gone\n", log
+    printed, log = process.communicate(timeout=60)
+    assert printed == "gone\n", log
 
 
 @pytest.mark.parametrize("orphaned_jobs", ["kill", "keep"])
@@ -204,13 +204,13 @@ os.kill(os.getpid(), 9)
         orphaned_jobs,
         hurried=True,
     )
-    said, log = process.communicate(timeout=60)
+    printed, log = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"given up: it did not come up {keeper.MAX_FAILURES} times in a row" in log
-    assert is_alive(int(said)) == (orphaned_jobs == "keep")
+    assert is_alive(int(printed)) == (orphaned_jobs == "keep")
     assert spool.exists() == (orphaned_jobs == "keep"), "the next server finds there what runs on"
     if orphaned_jobs == "keep":
-        send_signal(int(said), signal.SIGKILL)
+        send_signal(int(printed), signal.SIGKILL)
 
 
 def test_a_server_that_ends_before_it_ever_served_is_not_started_again(
@@ -394,5 +394,5 @@ link.stop()
         )
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    said, log = process.communicate(timeout=60)
-    assert (said, process.returncode) == ("1 10 80\n", 0), log
+    printed, log = process.communicate(timeout=60)
+    assert (printed, process.returncode) == ("1 10 80\n", 0), log

@@ -19,7 +19,7 @@ from holdfast.errors import StdinClosed
 from holdfast.runtime.durability import keeper
 from holdfast.runtime.tree import cgroup
 from holdfast.types import Closed, Exited, TerminalSize
-from tests.process.versions import Place, place
+from tests.process.versions import ServerHome, home
 from tests.support.servers import conversation, is_alive
 from tests.support.signalling import send_signal
 
@@ -29,8 +29,8 @@ KEEP = {"HOLDFAST_ORPHANED_JOBS": "keep"}
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path / "place") as made:
+def here(tmp_path: Path) -> Iterator[ServerHome]:
+    with home(tmp_path / "place") as made:
         yield made
 
 
@@ -44,14 +44,14 @@ def kill_both(process: subprocess.Popen[bytes], server: int) -> None:
         os.sched_yield()
 
 
-async def test_the_next_server_ends_what_a_killed_keeper_left(here: Place) -> None:
-    first, told = here.serve()
+async def test_the_next_server_ends_what_a_killed_keeper_left(here: ServerHome) -> None:
+    first, reported = here.serve()
     async with holdfast.connect(here.address, reconnect_deadline=0) as box:
         process = await box.start(["sh", "-c", QUIET])
         await process.wait_for_output("printed")
-        kill_both(first, told["pid"])
+        kill_both(first, reported["pid"])
     assert is_alive(process.pid)
-    second, told = here.serve()
+    second, reported = here.serve()
     assert not is_alive(process.pid)
     assert len(list(here.spool.iterdir())) == 1, "the one of the server that runs"
     async with holdfast.connect(here.address) as box:
@@ -70,8 +70,8 @@ def cgroups_of(pid: int) -> list[str]:
     ]
 
 
-async def test_the_next_server_goes_on_without_their_streams(here: Place) -> None:
-    first, told = here.serve(settings=KEEP)
+async def test_the_next_server_goes_on_without_their_streams(here: ServerHome) -> None:
+    first, reported = here.serve(settings=KEEP)
     async with holdfast.connect(here.address, reconnect_deadline=0) as box:
         quiet = await box.start(["sh", "-c", QUIET], stdin="open")
         terminal = await box.start(["sh", "-c", "trap '' HUP; echo printed; sleep 1000"], tty=TerminalSize())
@@ -80,11 +80,11 @@ async def test_the_next_server_goes_on_without_their_streams(here: Place) -> Non
         for each in (quiet, terminal, chatty, ended):
             await each.wait_for_output("printed")
         await ended.wait()
-        kill_both(first, told["pid"])
+        kill_both(first, reported["pid"])
     # Its pipe has no reader: SIGPIPE ends it.
     while is_alive(chatty.pid):
         os.sched_yield()
-    second, told = here.serve(settings=KEEP)
+    second, reported = here.serve(settings=KEEP)
     log = here.log.read_text()
     assert f"process '{quiet.id}', pid {quiet.pid}, runs on, without its streams" in log
     assert f"process '{chatty.id}', pid {chatty.pid}, is gone" in log
@@ -106,7 +106,7 @@ async def test_the_next_server_goes_on_without_their_streams(here: Place) -> Non
             assert (await running.snapshot()).stdout == b"printed\n"
             if n == 0:
                 # A server that comes after knows it, too.
-                send_signal(told["pid"], signal.SIGKILL)
+                send_signal(reported["pid"], signal.SIGKILL)
         with pytest.raises(StdinClosed):
             await running.write(b"x")
         assert await running.terminate(grace=5.0)
@@ -119,13 +119,13 @@ async def test_the_next_server_goes_on_without_their_streams(here: Place) -> Non
     here.stop(second)
 
 
-async def test_what_another_server_may_come_back_for_is_left_alone(here: Place, tmp_path: Path) -> None:
-    first, told = here.serve(settings=KEEP)
+async def test_what_another_server_may_come_back_for_is_left_alone(here: ServerHome, tmp_path: Path) -> None:
+    first, reported = here.serve(settings=KEEP)
     async with holdfast.connect(here.address, reconnect_deadline=0) as box:
         process = await box.start(["sleep", "1000"])
-        kill_both(first, told["pid"])
+        kill_both(first, reported["pid"])
     [spool] = here.spool.iterdir()
-    with place(tmp_path / "elsewhere") as other:
+    with home(tmp_path / "elsewhere") as other:
         other.spool = here.spool
         second, _ = other.serve()
         assert is_alive(process.pid)
@@ -140,16 +140,16 @@ async def test_what_another_server_may_come_back_for_is_left_alone(here: Place, 
     here.socket.unlink()
 
 
-async def test_a_server_without_its_keeper_ends_in_order_though_its_cgroups_were_swept(here: Place) -> None:
+async def test_a_server_without_its_keeper_ends_in_order_though_its_cgroups_were_swept(here: ServerHome) -> None:
     """As a server that starts elsewhere does with those of a keeper that is gone."""
-    first, told = here.serve(settings=KEEP)
+    first, reported = here.serve(settings=KEEP)
     async with conversation(here.address) as talk:
         await talk.initialize()
         first.kill()
         first.wait()
         for path in cgroups_of(first.pid):
             cgroup._remove_below(path)
-        watch = os.pidfd_open(told["pid"])
+        watch = os.pidfd_open(reported["pid"])
         assert (await talk.result("environment/status"))["keeperPid"] is None
         await talk.result("server/shutdown")
     await asyncio.to_thread(select.select, [watch], [], [])

@@ -35,7 +35,7 @@ async def files() -> AsyncIterator[LocalFiles]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def location(tmp_path: Path) -> Path:
     """A directory `work` to work in, and `outside`, to which no work leads; any user may write to both."""
     for path in (*tmp_path.parents[:3], tmp_path):
         # pytest makes them for one user; another must be able to pass.
@@ -53,71 +53,71 @@ def contents(directory: Path) -> dict[str, str]:
     return {each.name: each.read_text() for each in directory.iterdir()}
 
 
-def swap(place: Path) -> None:
+def swap(location: Path) -> None:
     """The directory is moved away, and a link to the other one has its name."""
-    (place / "work").rename(place / "moved")
-    (place / "work").symlink_to(place / "outside")
+    (location / "work").rename(location / "moved")
+    (location / "work").symlink_to(location / "outside")
 
 
 @pytest.mark.parametrize("user", USERS)
 async def test_an_upload_stays_in_the_directory_in_which_it_began(
-    files: LocalFiles, place: Path, user: str | None
+    files: LocalFiles, location: Path, user: str | None
 ) -> None:
-    path = str(place / "work" / "file")
+    path = str(location / "work" / "file")
     await files.write_piece(path, b"one ", upload_id="u1", offset=0, user=user)
-    swap(place)
-    (place / "outside" / ".file.holdfast-u1").write_text("planted")
-    before = (place / "outside" / "file").stat()
+    swap(location)
+    (location / "outside" / ".file.holdfast-u1").write_text("planted")
+    before = (location / "outside" / "file").stat()
     await files.write_piece(path, b"two", upload_id="u1", offset=4, user=user)
     wanted = FileAttributes(mode=0o600, mtime_ns=10**18)
     info = await files.commit(path, upload_id="u1", size=7, attributes=wanted, user=user)
     assert (info.size, info.mode, info.mtime_ns) == (7, 0o600, 10**18)
-    assert contents(place / "moved") == {"file": "one two"}
-    assert contents(place / "outside") == {"file": "of others", ".file.holdfast-u1": "planted"}
-    after = (place / "outside" / "file").stat()
+    assert contents(location / "moved") == {"file": "one two"}
+    assert contents(location / "outside") == {"file": "of others", ".file.holdfast-u1": "planted"}
+    after = (location / "outside" / "file").stat()
     assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
 
 
 @pytest.mark.parametrize("user", USERS)
 async def test_an_upload_that_is_given_up_removes_its_own_file_alone(
-    files: LocalFiles, place: Path, user: str | None
+    files: LocalFiles, location: Path, user: str | None
 ) -> None:
-    path = str(place / "work" / "file")
+    path = str(location / "work" / "file")
     await files.write_piece(path, b"one ", upload_id="u2", offset=0, user=user)
-    swap(place)
-    (place / "outside" / ".file.holdfast-u2").write_text("planted")
+    swap(location)
+    (location / "outside" / ".file.holdfast-u2").write_text("planted")
     await files.abandon(path, upload_id="u2", user=user)
-    assert contents(place / "moved") == {}
-    assert contents(place / "outside") == {"file": "of others", ".file.holdfast-u2": "planted"}
+    assert contents(location / "moved") == {}
+    assert contents(location / "outside") == {"file": "of others", ".file.holdfast-u2": "planted"}
 
 
 @pytest.mark.parametrize("user", USERS)
 async def test_a_link_that_takes_the_name_of_an_upload_is_replaced_and_not_followed(
-    files: LocalFiles, place: Path, user: str | None
+    files: LocalFiles, location: Path, user: str | None
 ) -> None:
-    target = place / "work" / "file"
+    target = location / "work" / "file"
     await files.write_piece(str(target), b"new", upload_id="u3", offset=0, user=user)
-    target.symlink_to(place / "outside" / "file")
+    target.symlink_to(location / "outside" / "file")
     wanted = FileAttributes(mode=0o640, mtime_ns=10**18)
     await files.commit(str(target), upload_id="u3", size=3, attributes=wanted, user=user)
     assert (target.is_symlink(), target.read_text()) == (False, "new")
-    assert (place / "outside" / "file").read_text() == "of others"
-    assert (place / "outside" / "file").stat().st_mtime_ns != 10**18
+    assert (location / "outside" / "file").read_text() == "of others"
+    assert (location / "outside" / "file").stat().st_mtime_ns != 10**18
 
 
-def test_a_file_that_is_written_in_place_is_the_one_that_was_looked_at(place: Path) -> None:
-    target = place / "work" / "file"
+def test_a_file_that_is_written_in_place_is_the_one_that_was_looked_at(location: Path) -> None:
+    target = location / "work" / "file"
     target.write_text("old")
     looked_at = target.stat()
-    directory = os.open(place / "work", os.O_RDONLY | os.O_DIRECTORY)
+    directory = os.open(location / "work", os.O_RDONLY | os.O_DIRECTORY)
     try:
         target.unlink()
-        target.symlink_to(place / "outside" / "file")
+        target.symlink_to(location / "outside" / "file")
         with pytest.raises(OSError, match="symbolic links") as link:
             open_in_place("file", directory, looked_at, "shown")
         assert link.value.errno == errno.ELOOP
         target.unlink()
-        os.link(place / "outside" / "file", target)
+        os.link(location / "outside" / "file", target)
         with pytest.raises(OSError, match="was replaced while it was written"):
             open_in_place("file", directory, looked_at, "shown")
     finally:
@@ -125,15 +125,15 @@ def test_a_file_that_is_written_in_place_is_the_one_that_was_looked_at(place: Pa
 
 
 @pytest.mark.parametrize("user", USERS)
-async def test_a_copy_follows_no_link_in_its_target(files: LocalFiles, place: Path, user: str | None) -> None:
-    (place / "source" / "sub").mkdir(parents=True)
-    (place / "source" / "sub" / "file").write_text("copied")
-    (place / "work" / "sub").symlink_to(place / "outside")
-    before = (place / "outside").stat()
+async def test_a_copy_follows_no_link_in_its_target(files: LocalFiles, location: Path, user: str | None) -> None:
+    (location / "source" / "sub").mkdir(parents=True)
+    (location / "source" / "sub" / "file").write_text("copied")
+    (location / "work" / "sub").symlink_to(location / "outside")
+    before = (location / "outside").stat()
     with pytest.raises(NotADirectory, match="sub"):
-        await files.copy(str(place / "source"), str(place / "work"), recursive=True, user=user)
-    assert contents(place / "outside") == {"file": "of others"}
-    after = (place / "outside").stat()
+        await files.copy(str(location / "source"), str(location / "work"), recursive=True, user=user)
+    assert contents(location / "outside") == {"file": "of others"}
+    after = (location / "outside").stat()
     assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
 
 
@@ -165,39 +165,39 @@ def swapping(directory: Path, outside: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("user", USERS)
 async def test_a_copy_reads_nothing_through_a_link_that_takes_a_directorys_name(
-    files: LocalFiles, place: Path, user: str | None
+    files: LocalFiles, location: Path, user: str | None
 ) -> None:
-    source = place / "source"
+    source = location / "source"
     (source / "sub").mkdir(parents=True)
     (source / "sub" / "own").write_text("own")
     source.chmod(0o777)
-    with swapping(source / "sub", place / "outside"):
+    with swapping(source / "sub", location / "outside"):
         for number in range(ROUNDS):
             with suppress(HoldfastError):
-                await files.copy(str(source), str(place / "work" / str(number)), recursive=True, user=user)
-    copied = [path for path in (place / "work").rglob("file") if not path.parent.is_symlink()]
+                await files.copy(str(source), str(location / "work" / str(number)), recursive=True, user=user)
+    copied = [path for path in (location / "work").rglob("file") if not path.parent.is_symlink()]
     assert copied == []
-    assert any((place / "work").rglob("own"))
+    assert any((location / "work").rglob("own"))
 
 
 @pytest.mark.parametrize("user", USERS)
-async def test_a_removal_leaves_what_a_link_leads_to(files: LocalFiles, place: Path, user: str | None) -> None:
+async def test_a_removal_leaves_what_a_link_leads_to(files: LocalFiles, location: Path, user: str | None) -> None:
     for _ in range(ROUNDS // 3):
-        top = place / "work" / "top"
+        top = location / "work" / "top"
         (top / "sub").mkdir(parents=True)
         (top / "sub" / "own").write_text("own")
         for path in (top, top / "sub"):
             path.chmod(0o777)
-        with swapping(top / "sub", place / "outside"), suppress(HoldfastError):
+        with swapping(top / "sub", location / "outside"), suppress(HoldfastError):
             await files.remove(str(top), recursive=True, user=user)
         await files.remove(str(top), recursive=True, missing_ok=True)
-    assert contents(place / "outside") == {"file": "of others"}
+    assert contents(location / "outside") == {"file": "of others"}
 
 
-def test_a_download_stays_in_the_directory_in_which_it_began(place: Path) -> None:
-    tree = LocalTree(str(place / "work"))
+def test_a_download_stays_in_the_directory_in_which_it_began(location: Path) -> None:
+    tree = LocalTree(str(location / "work"))
     tree.make_directory(("before",))
-    swap(place)
+    swap(location)
     file = tree.begin_file(("file",))
     file.write(b"new", 0)
     file.finish(0o600, 10**18)
@@ -205,6 +205,6 @@ def test_a_download_stays_in_the_directory_in_which_it_began(place: Path) -> Non
     tree.make_link(("link",), "file")
     tree.finish_directory((), 0o700, 10**18)
     tree.close()
-    assert sorted(os.listdir(place / "moved")) == ["before", "file", "link", "sub"]
-    assert contents(place / "outside") == {"file": "of others"}
-    assert (place / "outside").stat().st_mode & 0o777 == 0o777
+    assert sorted(os.listdir(location / "moved")) == ["before", "file", "link", "sub"]
+    assert contents(location / "outside") == {"file": "of others"}
+    assert (location / "outside").stat().st_mode & 0o777 == 0o777

@@ -321,9 +321,9 @@ async def test_a_process_whose_child_still_prints_is_not_forgotten(make_exec: Ma
         await box.wait(str(number))
     assert not (await box.describe("p")).closed
     write_line(box._spool.path, "f")
-    told = await rest(events)
-    assert any(isinstance(event, OutputChunk | OutputGap) for event in told)
-    assert [type(event) for event in told if isinstance(event, Exited | Closed)] == [Exited, Closed]
+    reported = await rest(events)
+    assert any(isinstance(event, OutputChunk | OutputGap) for event in reported)
+    assert [type(event) for event in reported if isinstance(event, Exited | Closed)] == [Exited, Closed]
     with pytest.raises(UnknownProcess):
         await box.describe("p")
 
@@ -401,8 +401,8 @@ async def test_three_hundred_at_once(box: LocalExec) -> None:
     assert (await box.status()).processes_running == 300
     await asyncio.gather(*(box.write(id, b"%s\n" % id.encode()) for id in ids))
     events = await asyncio.gather(*(rest(box.events(id)) for id in ids))
-    for id, told in zip(ids, events, strict=True):
-        assert b"".join(e.data for e in told if isinstance(e, OutputChunk)) == b"got %s\n" % id.encode()
+    for id, reported in zip(ids, events, strict=True):
+        assert b"".join(e.data for e in reported if isinstance(e, OutputChunk)) == b"got %s\n" % id.encode()
     assert (await box.status()).processes_kept == 300
 
 

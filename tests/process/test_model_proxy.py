@@ -131,10 +131,10 @@ async def proxy_for(server: RunningServer, instance: str, **environ: str) -> Asy
         yield Proxy(process, int(url.rpartition(":")[2]))
     finally:
         process.terminate()
-        _, said = await process.communicate()
-    assert process.returncode == 0, said
-    assert b"Traceback" not in said, said
-    assert b"secret" not in said
+        _, message = await process.communicate()
+    assert process.returncode == 0, message
+    assert b"Traceback" not in message, message
+    assert b"secret" not in message
 
 
 async def test_requests_and_their_answers_pass_as_they_come(server: RunningServer) -> None:
@@ -256,17 +256,17 @@ async def run(
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "message"),
     [
         ({}, b"BRIDGE_MODEL_SERVICE_INSTANCE is not set"),
         ({"BRIDGE_MODEL_SERVICE_INSTANCE": "../x"}, b"instance '../x'"),
         ({"BRIDGE_MODEL_SERVICE_INSTANCE": "0" * 32, "BRIDGE_MODEL_SERVICE_PORT": "70000"}, b"65535"),
     ],
 )
-async def test_wrong_settings_are_named(server: RunningServer, environ: dict[str, str], said: bytes) -> None:
+async def test_wrong_settings_are_named(server: RunningServer, environ: dict[str, str], message: bytes) -> None:
     code, out, err = await run(server, "model_proxy", environ=environ)
     assert (code, out) == (2, b"")
-    assert said in err
+    assert message in err
 
 
 async def test_a_port_that_is_taken_is_named(server: RunningServer) -> None:

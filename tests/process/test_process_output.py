@@ -225,12 +225,12 @@ async def test_a_reader_of_a_forgotten_process_gets_a_gap_and_its_end(box: Local
     await box.wait("p")
     events = box.events("p")
     await box.forget("p")
-    told = await rest(events)
-    assert {(e.stream, e.offset, e.length) for e in told if isinstance(e, OutputGap)} == {
+    reported = await rest(events)
+    assert {(e.stream, e.offset, e.length) for e in reported if isinstance(e, OutputGap)} == {
         ("stdout", 0, 4),
         ("stderr", 0, 4),
     }
-    assert [type(event) for event in told[-2:]] == [Exited, Closed]
+    assert [type(event) for event in reported[-2:]] == [Exited, Closed]
 
 
 async def test_a_reader_waiting_for_a_held_stream_ends_when_the_process_is_forgotten(box: LocalExec) -> None:
@@ -404,15 +404,15 @@ async def test_reads_in_small_steps_tell_each_gap_once_and_every_byte(make_exec:
     await box.start(py(COUNT.format(lines=50_000, then="")))
     await rest(box.events("p"))
     for max_bytes in (1, 5_000, 70_000, 10**9):
-        told: list[OutputChunk | OutputGap] = []
+        reported: list[OutputChunk | OutputGap] = []
         seq = 0
         while True:
             result = await box.read("p", after_seq=seq, max_bytes=max_bytes)
-            told += sorted((*result.gap, *result.chunks), key=lambda each: each.offset)
+            reported += sorted((*result.gap, *result.chunks), key=lambda each: each.offset)
             seq = result.next_seq - 1
             if not result.chunks:
                 break
-        assert_exact(told, {"stdout": printed, "stderr": b"done"})
+        assert_exact(reported, {"stdout": printed, "stderr": b"done"})
 
 
 async def test_a_read_that_waits_is_woken_by_output_and_by_the_end(box: LocalExec) -> None:

@@ -259,16 +259,16 @@ async def test_calls_wait_for_a_host_that_is_away_and_those_who_leave_are_forgot
                 await caller.result("service/call", **named, callId=f"{number:016}")
                 assert await caller.result("service/cancel", callId=f"{number:016}") == {}
             await caller.result("service/call", **named, callId="the-one-that-stays")
-            told = await host.result("service/offer", service="model", key=KEY, epoch=offered["epoch"])
-            assert [(event["kind"], event["callId"]) for event in told["events"]] == [
+            reported = await host.result("service/offer", service="model", key=KEY, epoch=offered["epoch"])
+            assert [(event["kind"], event["callId"]) for event in reported["events"]] == [
                 ("called", "the-one-that-stays")
             ]
             await caller.result("service/cancel", callId="the-one-that-stays")
-            seq = told["events"][-1]["seq"]
-            told = await host.result(
+            seq = reported["events"][-1]["seq"]
+            reported = await host.result(
                 "service/offer", service="model", key=KEY, epoch=offered["epoch"], afterSeq=seq, waitMs=60_000
             )
-            assert [event["kind"] for event in told["events"]] == ["cancelled"]
+            assert [event["kind"] for event in reported["events"]] == ["cancelled"]
             answered = await host.result("service/answer", callId="the-one-that-stays", key=KEY, seq=1, data="")
             assert answered == {"wanted": False}
 

@@ -37,15 +37,15 @@ def code_on(shell: str, expected: int | Mapping[str, int]) -> int:
 
 
 def check(what: str, expected: Expected, got: bytes, directory: str) -> None:
-    place = os.fsencode(directory)
+    location = os.fsencode(directory)
     if isinstance(expected, bytes):
-        wanted = expected.replace(b"@DIR@", place)
+        wanted = expected.replace(b"@DIR@", location)
         if got != wanted:
             # By parts: pytest would take minutes to show how two megabytes differ.
             assert (len(got), got[:500], got[-500:]) == (len(wanted), wanted[:500], wanted[-500:]), what
             raise AssertionError(f"{what}: they differ in the middle")
     else:
-        pattern = re.compile(expected.pattern.replace(b"@DIR@", re.escape(place)), expected.flags)
+        pattern = re.compile(expected.pattern.replace(b"@DIR@", re.escape(location)), expected.flags)
         assert pattern.fullmatch(got), f"{what}: {got[:500]!r} is not like {pattern.pattern!r}"
 
 
@@ -109,9 +109,9 @@ def runs(pid: int) -> bool:
         return False
 
 
-def noted(place: Path) -> list[int]:
+def noted(location: Path) -> list[int]:
     """The processes of which a case noted that it left them behind."""
-    pids = place / "pids"
+    pids = location / "pids"
     return [int(pid) for pid in pids.read_text().split()] if pids.exists() else []
 
 
@@ -121,9 +121,9 @@ def noted(place: Path) -> list[int]:
 )
 async def test_gauntlet(each: Case, shell: str, tmp_path: Path) -> None:
     require(PROGRAMS[shell], *each.needs)
-    place = tmp_path / "place"
-    place.mkdir()
-    directory = str(place.resolve())
+    location = tmp_path / "place"
+    location.mkdir()
+    directory = str(location.resolve())
     path = shell
     if shell == "ash":
         # Busybox is the shell that it is called by.
@@ -141,7 +141,7 @@ async def test_gauntlet(each: Case, shell: str, tmp_path: Path) -> None:
                     await sh.run("echo no")
         assert sh.state == ("closed" if isinstance(each.steps[-1], Closed) else "idle")
         await sh.close()
-        assert [pid for pid in noted(place) if runs(pid)] == []
+        assert [pid for pid in noted(location) if runs(pid)] == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash", "zsh"])

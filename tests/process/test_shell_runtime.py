@@ -77,14 +77,14 @@ async def public(request: pytest.FixtureRequest, make_exec: MakeExec) -> AsyncIt
     if request.param == "chosen":
         yield make_exec(spool_directory="", interrupt_grace_seconds=0.05)
         return
-    place = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
-    os.chmod(place, 0o711)
+    location = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
+    os.chmod(location, 0o711)
     try:
-        api = make_exec(spool_directory=f"{place}/a/spool", interrupt_grace_seconds=0.05)
+        api = make_exec(spool_directory=f"{location}/a/spool", interrupt_grace_seconds=0.05)
         yield api
         await api.shutdown(0)
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(location)
 
 
 @needs_root

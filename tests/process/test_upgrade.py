@@ -26,11 +26,11 @@ from holdfast.runtime.durability import keeper, ledger, records
 from holdfast.types import OutputChunk, OutputGap, TerminalSize
 from tests.process.versions import (
     PATIENCE_SECONDS,
-    Place,
+    ServerHome,
     copy_package,
     earlier_package,
+    home,
     package_with_earlier_keeper,
-    place,
     variation,
 )
 from tests.support.servers import conversation, is_alive, running_server
@@ -41,8 +41,8 @@ ECHO = "echo ready; while read line; do echo got $line; done; exit 5"
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path / "place") as made:
+def here(tmp_path: Path) -> Iterator[ServerHome]:
+    with home(tmp_path / "place") as made:
         yield made
 
 
@@ -63,9 +63,9 @@ async def digest(process: Process) -> tuple[str, int]:
     return found.hexdigest(), end
 
 
-async def test_from_one_version_to_another_with_jobs_running(here: Place, newer: Path) -> None:
+async def test_from_one_version_to_another_with_jobs_running(here: ServerHome, newer: Path) -> None:
     last = 300_000
-    old, told = here.serve()
+    old, reported = here.serve()
     async with holdfast.connect(here.address) as box:
         flood = await box.start(
             ["sh", "-c", f"read go; seq {last // 2}; read go; seq {last // 2 + 1} {last}; exit 3"],
@@ -82,18 +82,20 @@ async def test_from_one_version_to_another_with_jobs_running(here: Place, newer:
         await flood.wait_for_output("\n1000\n")
 
         left = here.holdfast("stop", "--keep", "--json")
-        assert json.loads(left.stdout) == {"pid": told["pid"], "stopped": True, "keeperPid": old.pid}, left.stderr
-        assert not is_alive(told["pid"])
+        assert json.loads(left.stdout) == {"pid": reported["pid"], "stopped": True, "keeperPid": old.pid}, (
+            left.stderr
+        )
+        assert not is_alive(reported["pid"])
         assert all(is_alive(pid) for pid in pids)
         # Sent while no server runs: it waits in the backlog, and is answered by the other version.
-        asked = asyncio.create_task(talk.write(b"between\n"))
+        requested = asyncio.create_task(talk.write(b"between\n"))
         absent = here.holdfast("status")
         assert absent.returncode == 3
         assert f"a keeper, pid {old.pid}, holds 3 processes and waits" in absent.stderr
         assert "`holdfast upgrade` or `holdfast serve` adopts" in absent.stderr
 
         waiter, now = here.serve(newer)
-        await asked
+        await requested
         status = await box.status()
         assert (status.version, status.pid, status.keeper_pid) == ("99.0.0", now["pid"], old.pid)
         await flood.write(b"go\n")
@@ -114,7 +116,7 @@ async def test_from_one_version_to_another_with_jobs_running(here: Place, newer:
 
 @pytest.mark.parametrize("make", [earlier_package, package_with_earlier_keeper])
 async def test_a_server_below_an_earlier_keeper_is_taken_over(
-    here: Place, tmp_path: Path, make: Callable[[Path], Path]
+    here: ServerHome, tmp_path: Path, make: Callable[[Path], Path]
 ) -> None:
     """This client works with the earlier server, and this server resumes its processes, shells and terminals."""
     package = make(tmp_path / "earlier")
@@ -147,27 +149,29 @@ async def test_a_server_below_an_earlier_keeper_is_taken_over(
     here.stop(keeper)
 
 
-async def test_upgrade_in_one_verb_and_in_the_background(here: Place, newer: Path) -> None:
+async def test_upgrade_in_one_verb_and_in_the_background(here: ServerHome, newer: Path) -> None:
     assert here.holdfast("upgrade", package=newer).returncode == 3
     old, _ = here.serve(settings={"HOLDFAST_MAX_CONNECTIONS": "7"})
     async with holdfast.connect(here.address) as box:
         process = await box.start(["sh", "-c", ECHO], stdin="open")
         await process.wait_for_output("ready")
         done = here.holdfast("upgrade", "--json", package=newer)
-        told = json.loads(done.stdout)
-        assert (told["from"], told["to"], told["processesRunning"]) == ("0.1.0", "99.0.0", 1), done.stderr
+        reported = json.loads(done.stdout)
+        assert (reported["from"], reported["to"], reported["processesRunning"]) == ("0.1.0", "99.0.0", 1), (
+            done.stderr
+        )
         await process.write(b"x\n")
         await process.wait_for_output("got x")
         again = here.holdfast("serve", "--listen", here.address)
         assert again.returncode == 2
-        assert f"pid {told['pid']}, version 99.0.0" in again.stderr
+        assert f"pid {reported['pid']}, version 99.0.0" in again.stderr
         assert "`holdfast upgrade`" in again.stderr
         assert "`holdfast stop --keep`" in again.stderr
     assert here.holdfast("stop").returncode == 0
     assert old.wait(PATIENCE_SECONDS) == 0
 
 
-async def test_whoever_starts_servers_goes_on_with_what_a_keeper_holds(here: Place) -> None:
+async def test_whoever_starts_servers_goes_on_with_what_a_keeper_holds(here: ServerHome) -> None:
     old, _ = here.serve()
     async with holdfast.connect(here.address) as box:
         process = await box.start(["sleep", "1000"])
@@ -178,7 +182,7 @@ async def test_whoever_starts_servers_goes_on_with_what_a_keeper_holds(here: Pla
     assert not is_alive(process.pid)
 
 
-async def test_stop_ends_a_keeper_that_waits_and_all_that_it_holds(here: Place) -> None:
+async def test_stop_ends_a_keeper_that_waits_and_all_that_it_holds(here: ServerHome) -> None:
     """For any setting of what becomes of jobs that never ended."""
     old, _ = here.serve(settings={"HOLDFAST_ORPHANED_JOBS": "keep"})
     async with holdfast.connect(here.address) as box:
@@ -199,7 +203,7 @@ async def test_stop_ends_a_keeper_that_waits_and_all_that_it_holds(here: Place) 
     assert here.leftovers() == []
 
 
-async def test_a_version_that_does_not_come_up_costs_nothing(here: Place, newer: Path, tmp_path: Path) -> None:
+async def test_a_version_that_does_not_come_up_costs_nothing(here: ServerHome, newer: Path, tmp_path: Path) -> None:
     """Each gives its reason, the keeper waits again, and in the end another version goes on."""
     old, _ = here.serve()
     async with holdfast.connect(here.address) as box:
@@ -226,8 +230,8 @@ async def test_a_version_that_does_not_come_up_costs_nothing(here: Place, newer:
                 (demanding, "has protocol version 1, and this server needs 2"),
             ]
         ):
-            waiter, told = here.serve(variation(tmp_path / f"version-{n}", code))
-            assert told == {}
+            waiter, reported = here.serve(variation(tmp_path / f"version-{n}", code))
+            assert reported == {}
             assert waiter.wait(PATIENCE_SECONDS) == 1
             assert says in here.log.read_text()
         # A record that a later version may have written.
@@ -272,7 +276,7 @@ def test_records_grow_at_their_end() -> None:
     assert back == Grown(1, 2, 3.0, "")
 
 
-async def test_a_server_without_a_keeper_is_not_stopped(here: Place) -> None:
+async def test_a_server_without_a_keeper_is_not_stopped(here: ServerHome) -> None:
     server, _ = here.serve(settings={"HOLDFAST_KEEPER": "false"})
     done = here.holdfast("stop", "--keep")
     assert done.returncode == 1
@@ -285,7 +289,7 @@ async def test_a_server_without_a_keeper_is_not_stopped(here: Place) -> None:
     assert here.holdfast("stop").returncode == 0
 
 
-async def test_a_keeper_that_was_killed_while_it_waited_is_no_keeper(here: Place) -> None:
+async def test_a_keeper_that_was_killed_while_it_waited_is_no_keeper(here: ServerHome) -> None:
     old, _ = here.serve()
     async with holdfast.connect(here.address) as box:
         process = await box.start(["sleep", "1000"])
@@ -307,15 +311,15 @@ async def test_the_word_to_leave_needs_a_unix_socket() -> None:
             assert (code, "no Unix socket" in message) == (InvalidRequest.code, True)
 
 
-async def test_a_package_in_a_zip_file_has_its_keeper(here: Place, tmp_path: Path) -> None:
+async def test_a_package_in_a_zip_file_has_its_keeper(here: ServerHome, tmp_path: Path) -> None:
     archive = tmp_path / "holdfast.zip"
     root = Path(holdfast.__file__).parents[1]
     with zipfile.ZipFile(archive, "w") as file:
         for path in sorted((root / "holdfast").rglob("*.py")):
             file.write(path, path.relative_to(root))
-    process, told = here.serve(archive)
-    assert told["keeper"] == process.pid, here.log.read_text()
-    send_signal(told["pid"], signal.SIGKILL)
+    process, reported = here.serve(archive)
+    assert reported["keeper"] == process.pid, here.log.read_text()
+    send_signal(reported["pid"], signal.SIGKILL)
     async with conversation(here.address) as talk:
         await talk.initialize()
         assert (await talk.result("environment/status"))["restarts"] == 1

@@ -76,7 +76,7 @@ def variation(target: Path, code: str) -> str:
     return f"{target}{os.pathsep}{Path(holdfast.__file__).parents[1]}"
 
 
-class Place:
+class ServerHome:
     """Where one server after another listens at one socket. At the end nothing may be left."""
 
     def __init__(self, directory: Path) -> None:
@@ -129,15 +129,15 @@ class Place:
             )
         self._started.append(process)
         os.close(tell)
-        told = b""
+        reported = b""
         with open(ready, "rb", buffering=0) as file:
-            while not told.endswith(b"\n"):
+            while not reported.endswith(b"\n"):
                 assert select.select([file], [], [], PATIENCE_SECONDS)[0], self.log.read_text()
                 data = file.read(65_536)
                 if not data:
                     return process, {}
-                told += data
-        message: dict[str, Any] = json.loads(told)
+                reported += data
+        message: dict[str, Any] = json.loads(reported)
         return process, message
 
     def holdfast(self, *arguments: str, package: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -162,9 +162,9 @@ class Place:
 
 
 @contextlib.contextmanager
-def place(directory: Path) -> Iterator[Place]:
+def home(directory: Path) -> Iterator[ServerHome]:
     directory.mkdir(mode=0o700, exist_ok=True)
-    made = Place(directory)
+    made = ServerHome(directory)
     try:
         yield made
         assert made.leftovers() == [], made.log.read_text()

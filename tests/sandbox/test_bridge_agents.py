@@ -103,9 +103,9 @@ async def test_a_real_agent_without_network_uses_its_tool(
 
     async def model(request: ModelRequest) -> AsyncIterator[Delta | str]:
         assert request.dialect == dialect
-        told = [part for turn in request.messages for part in turn.content if isinstance(part, ToolResultPart)]
-        if told:
-            results.append(str(told[0].content))
+        reported = [part for turn in request.messages for part in turn.content if isinstance(part, ToolResultPart)]
+        if reported:
+            results.append(str(reported[0].content))
             yield "It is "
             yield "written down."
         else:
@@ -126,5 +126,5 @@ async def test_a_real_agent_without_network_uses_its_tool(
     assert (tmp_path / "made").read_text() == "from-the-42\n"
     assert len(results) == 1
     assert "from-the-42" in results[0]
-    asked = [(call.method, call.status) for call in bridge.calls if call.method == "POST"]
-    assert asked == [("POST", 200)] * 2
+    requested = [(call.method, call.status) for call in bridge.calls if call.method == "POST"]
+    assert requested == [("POST", 200)] * 2

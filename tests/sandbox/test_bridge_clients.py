@@ -63,15 +63,15 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def python_container(bare_docker: ContainerEngine, debian_image: str, libraries: Path) -> Iterator[str]:
     """A container without network, which has this Python."""
-    volumes = {**{place: place for place in PYTHON_PLACES}, str(libraries): LIBRARIES}
+    volumes = {**{location: location for location in PYTHON_PLACES}, str(libraries): LIBRARIES}
     options = [word for here, there in volumes.items() for word in ("--volume", f"{here}:{there}:ro")]
     name = bare_docker.container(debian_image, options=options)
     yield name
     bare_docker.remove(name)
 
 
-def outside_usr(*places: str) -> list[str]:
-    return [place for place in places if not place.startswith("/usr/") and place != "/usr"]
+def outside_usr(*locations: str) -> list[str]:
+    return [location for location in locations if not location.startswith("/usr/") and location != "/usr"]
 
 
 async def run_inside(box: Sandbox, bridge: Bridge, source: str, *arguments: str) -> ExecResult:
@@ -171,7 +171,7 @@ for path in ("/root/notes", "/dev/shm/notes"):
 
 async def test_the_key_is_nowhere_in_a_container(bare_docker: ContainerEngine, python_container: str) -> None:
     need_packages("openai")
-    key, said = f"sk-{secrets.token_hex(24)}", f"said-{secrets.token_hex(8)}"
+    key, content = f"sk-{secrets.token_hex(24)}", f"said-{secrets.token_hex(8)}"
     async with (
         asyncio.timeout(PATIENCE),
         fake_provider() as provider,
@@ -179,17 +179,17 @@ async def test_the_key_is_nowhere_in_a_container(bare_docker: ContainerEngine, p
         sandbox_agent_bridge(box, Upstream(provider.url, key), port=0) as bridge,
     ):
         provider.go_on.set()
-        result = await run_inside(box, bridge, KEY_AGENT, said)
+        result = await run_inside(box, bridge, KEY_AGENT, content)
         assert (result.returncode, result.stderr) == (0, "")
         answers = result.stdout.splitlines()
-        assert answers[:2] == [f"{said} hello", "onetwo"]
+        assert answers[:2] == [f"{content} hello", "onetwo"]
         assert [line[:4] for line in answers[2:]] == ["400 ", "401 "]
         assert key not in result.stdout
-        assert [asked.headers["authorization"] for asked in provider.asked] == [f"Bearer {key}"] * 4
-        await asyncio.to_thread(search, bare_docker, python_container, key.encode(), said.encode())
+        assert [requested.headers["authorization"] for requested in provider.requested] == [f"Bearer {key}"] * 4
+        await asyncio.to_thread(search, bare_docker, python_container, key.encode(), content.encode())
 
 
-def search(engine: ContainerEngine, container: str, key: bytes, said: bytes) -> None:
+def search(engine: ContainerEngine, container: str, key: bytes, content: bytes) -> None:
     """Messages are found in the container's files and in the memory of its processes; the key is nowhere."""
     inside = processes_in_cgroup(engine("inspect", "--format", "{{.Id}}", container))
     commands = b"".join(proc_files("cmdline", inside))
@@ -199,14 +199,14 @@ def search(engine: ContainerEngine, container: str, key: bytes, said: bytes) -> 
     assert key not in commands + environments
     # The image and all that was written over it; then what is in no layer, because it is in memory.
     exported = subprocess.run(["docker", "export", container], capture_output=True, check=True).stdout
-    in_memory = list(files_under(*(f"/proc/{inside[0]}/root{place}" for place in ("/dev/shm", "/run"))))
-    assert said in exported
-    assert finds(said, in_memory)
+    in_memory = list(files_under(*(f"/proc/{inside[0]}/root{location}" for location in ("/dev/shm", "/run"))))
+    assert content in exported
+    assert finds(content, in_memory)
     # Two notes, and what the agent printed, which is on the spool.
-    assert sum(each.count(said) for each in (exported, *in_memory)) >= 3
+    assert sum(each.count(content) for each in (exported, *in_memory)) >= 3
     assert not finds(key, [exported, *in_memory])
     memories = {pid: list(memory_of(pid)) for pid in inside}
-    assert finds(said, (region for memory in memories.values() for region in memory))
+    assert finds(content, (region for memory in memories.values() for region in memory))
     assert not finds(key, (region for memory in memories.values() for region in memory))
 
 
@@ -237,9 +237,9 @@ async def test_the_verb_runs_an_agent_in_a_container(python_container: str, tmp_
         )
         printed, complained = await verb.communicate(b"a question")
     assert (verb.returncode, printed, complained) == (7, b"hello\n", b"")
-    (asked,) = provider.asked
-    assert asked.headers["authorization"] == f"Bearer {key}"
-    assert asked.json["messages"] == [{"role": "user", "content": "a question"}]
+    (requested,) = provider.requested
+    assert requested.headers["authorization"] == f"Bearer {key}"
+    assert requested.json["messages"] == [{"role": "user", "content": "a question"}]
     (call,) = (json.loads(line) for line in record.read_text().splitlines())
     assert (call["path"], call["status"]) == ("/v1/chat/completions", 200)
     assert key not in record.read_text()

@@ -113,7 +113,7 @@ class Place:
 
 
 @pytest.fixture
-def make_place(bundle: Bundle, tmp_path: Path) -> Iterator[Callable[..., Place]]:
+def make_target(bundle: Bundle, tmp_path: Path) -> Iterator[Callable[..., Place]]:
     if os.geteuid() != 0:
         pytest.skip("not root, for chroot: run as root")
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0:
@@ -125,61 +125,61 @@ def make_place(bundle: Bundle, tmp_path: Path) -> Iterator[Callable[..., Place]]
         return made[-1]
 
     yield make
-    for place in made:
-        place.stop()
+    for location in made:
+        location.stop()
 
 
 @pytest.fixture
-def place(make_place: Callable[..., Place]) -> Place:
-    return make_place().with_shell()
+def location(make_target: Callable[..., Place]) -> Place:
+    return make_target().with_shell()
 
 
-def test_a_request_starts_the_server_and_a_process_runs(place: Place) -> None:
-    assert place.call("environment/info")["shell"] == {"name": "sh", "path": "/bin/sh"}
-    assert place.run(["sh", "-c", "echo out; exit 3"]) == (3, "out\n")
+def test_a_request_starts_the_server_and_a_process_runs(location: Place) -> None:
+    assert location.call("environment/info")["shell"] == {"name": "sh", "path": "/bin/sh"}
+    assert location.run(["sh", "-c", "echo out; exit 3"]) == (3, "out\n")
 
 
-def test_the_script_does_the_same_for_people(place: Place) -> None:
-    place.command = (f"{place.install}/bin/holdfast",)
-    assert place.run(["/bin/cat", "/proc/self/comm"]) == (0, "cat\n")
+def test_the_script_does_the_same_for_people(location: Place) -> None:
+    location.command = (f"{location.install}/bin/holdfast",)
+    assert location.run(["/bin/cat", "/proc/self/comm"]) == (0, "cat\n")
 
 
-def test_the_model_proxy_and_calls_of_the_host_work_inside(place: Place) -> None:
+def test_the_model_proxy_and_calls_of_the_host_work_inside(location: Place) -> None:
     pytest.importorskip("h11", reason="h11 is not installed (extra `bridge`)")
     instance = "0" * 32
-    code, printed = place.run([*place.command, "call", "--instance", instance, "model", "http"])
+    code, printed = location.run([*location.command, "call", "--instance", instance, "model", "http"])
     assert (code, "no host offers service 'model'" in printed) == (1, True)
-    place.call(
+    location.call(
         "process/start",
         processId="proxy",
-        argv=[*place.command, "model_proxy"],
+        argv=[*location.command, "model_proxy"],
         env={"BRIDGE_MODEL_SERVICE_PORT": "0", "BRIDGE_MODEL_SERVICE_INSTANCE": instance},
         cwd="/",
         tty=False,
         pipeStdin=False,
     )
-    chunks = place.call("process/read", processId="proxy", waitMs=30_000)["chunks"]
+    chunks = location.call("process/read", processId="proxy", waitMs=30_000)["chunks"]
     url = base64.b64decode(chunks[0]["chunk"]).decode().strip()
     # The place has a root of its own and the network of this machine.
     with urllib.request.urlopen(f"{url}/health", timeout=60) as answer:
         assert json.load(answer) == {"status": "ok", "host": "does not answer"}
-    place.call("process/terminate", processId="proxy", graceMs=30_000)
-    assert place.call("process/wait", processId="proxy")["exitCode"] == 0
+    location.call("process/terminate", processId="proxy", graceMs=30_000)
+    assert location.call("process/wait", processId="proxy")["exitCode"] == 0
 
 
-def test_connect_bridges_to_the_server(place: Place) -> None:
-    place.call("ping")
+def test_connect_bridges_to_the_server(location: Place) -> None:
+    location.call("ping")
     request = {"jsonrpc": "2.0", "id": 7, "method": "initialize", "params": {"clientName": "test"}}
-    done = place.holdfast("connect", given=json.dumps(request).encode() + b"\n")
+    done = location.holdfast("connect", given=json.dumps(request).encode() + b"\n")
     assert json.loads(done.stdout.splitlines()[0])["id"] == 7
 
 
-def test_nothing_of_the_bundle_is_in_the_environment_of_a_process(place: Place) -> None:
-    code, printed = place.run(["/bin/env"])
+def test_nothing_of_the_bundle_is_in_the_environment_of_a_process(location: Place) -> None:
+    code, printed = location.run(["/bin/env"])
     assert (code, sorted(printed.split())) == (0, ["PATH=/bin"])
 
 
-def test_variables_for_loaders_and_for_python_go_to_processes_and_not_to_us(place: Place) -> None:
+def test_variables_for_loaders_and_for_python_go_to_processes_and_not_to_us(location: Place) -> None:
     theirs = {
         "LC_CTYPE": "C",
         "LD_LIBRARY_PATH": "/nowhere",
@@ -188,79 +188,82 @@ def test_variables_for_loaders_and_for_python_go_to_processes_and_not_to_us(plac
         "PYTHONPATH": "relative",
         "PYTHONUTF8": "0",
     }
-    place.environment = theirs
-    code, printed = place.run(["/bin/env"])
+    location.environment = theirs
+    code, printed = location.run(["/bin/env"])
     assert (code, dict(line.split("=", 1) for line in printed.splitlines())) == (0, theirs)
 
 
-def test_a_killed_server_comes_back_and_its_process_lives(place: Place) -> None:
-    place.call("process/start", processId="p", argv=["cat"], cwd="/", tty=False, pipeStdin=True)
-    server = place.call("environment/status")["pid"]
+def test_a_killed_server_comes_back_and_its_process_lives(location: Place) -> None:
+    location.call("process/start", processId="p", argv=["cat"], cwd="/", tty=False, pipeStdin=True)
+    server = location.call("environment/status")["pid"]
     # Its environment has no mark of a test, but its root directory is ours.
-    assert signal_process(server, signal.SIGKILL, lambda pid: os.path.samefile(f"/proc/{pid}/root", place.root))
+    assert signal_process(server, signal.SIGKILL, lambda pid: os.path.samefile(f"/proc/{pid}/root", location.root))
     # The socket is the keeper's too: a client that connects meanwhile waits.
-    status = place.call("environment/status")
+    status = location.call("environment/status")
     assert (status["pid"] != server, status["restarts"]) == (True, 1)
-    place.call("process/closeStdin", processId="p")
-    assert place.call("process/wait", processId="p")["exitCode"] == 0
+    location.call("process/closeStdin", processId="p")
+    assert location.call("process/wait", processId="p")["exitCode"] == 0
 
 
-def test_what_is_not_in_the_bundle_is_named(place: Place) -> None:
-    done = place.holdfast("serve", "--listen", "ws://127.0.0.1:0", "--no-auth", "--keeper", "no")
+def test_what_is_not_in_the_bundle_is_named(location: Place) -> None:
+    done = location.holdfast("serve", "--listen", "ws://127.0.0.1:0", "--no-auth", "--keeper", "no")
     assert (done.returncode, b"cannot listen on 'ws://127.0.0.1:0': ssl is not installed" in done.stderr) == (
         2,
         True,
     )
-    done = place.holdfast("ps")
+    done = location.holdfast("ps")
     assert (done.returncode, b"the verb 'ps' needs" in done.stderr) == (2, True)
 
 
-def test_status_and_stop_are_there(place: Place) -> None:
-    assert place.holdfast("status").returncode == 3
-    pid = place.call("environment/status")["pid"]
-    told = place.holdfast("status", "--json")
-    assert (told.returncode, json.loads(told.stdout)["pid"]) == (0, pid)
-    refused = place.holdfast("stop", "--sandbox", "local")
+def test_status_and_stop_are_there(location: Place) -> None:
+    assert location.holdfast("status").returncode == 3
+    pid = location.call("environment/status")["pid"]
+    reported = location.holdfast("status", "--json")
+    assert (reported.returncode, json.loads(reported.stdout)["pid"]) == (0, pid)
+    refused = location.holdfast("stop", "--sandbox", "local")
     assert (refused.returncode, b"takes no '--sandbox' here" in refused.stderr) == (2, True)
-    stopped = place.holdfast("stop", "--grace", "1")
+    stopped = location.holdfast("stop", "--grace", "1")
     assert (stopped.returncode, json.loads(stopped.stdout)) == (0, {"pid": pid, "stopped": True})
-    assert place.holdfast("stop").returncode == 3
+    assert location.holdfast("stop").returncode == 3
 
 
-def test_a_place_without_a_shell(make_place: Callable[..., Place]) -> None:
-    place = make_place()
-    assert place.run(["/bin/busybox", "id", "-u"]) == (0, "0\n")
+def test_a_place_without_a_shell(make_target: Callable[..., Place]) -> None:
+    location = make_target()
+    assert location.run(["/bin/busybox", "id", "-u"]) == (0, "0\n")
 
 
-def test_users_are_those_of_the_place(place: Place) -> None:
-    (place.root / "etc").mkdir()
-    (place.root / "etc/passwd").write_text(
+def test_users_are_those_of_the_place(location: Place) -> None:
+    (location.root / "etc").mkdir()
+    (location.root / "etc/passwd").write_text(
         "root:x:0:0:root:/root:/bin/sh\nagent:x:1234:4321::/home/agent:/bin/sh\n"
     )
-    (place.root / "etc/group").write_text("root:x:0:\nagents:x:4321:\ntools:x:777:agent\n")
+    (location.root / "etc/group").write_text("root:x:0:\nagents:x:4321:\ntools:x:777:agent\n")
     # Of another distribution: modules that are not there, one that must be of the C library's own version.
-    (place.root / "etc/nsswitch.conf").write_text("passwd: compat files systemd sss\ngroup: compat files\n")
-    assert place.run(["id", "-u"], user="agent") == (0, "1234\n")
-    assert place.run(["id", "-G"], user="agent") == (0, "4321 777\n")
+    (location.root / "etc/nsswitch.conf").write_text("passwd: compat files systemd sss\ngroup: compat files\n")
+    assert location.run(["id", "-u"], user="agent") == (0, "1234\n")
+    assert location.run(["id", "-G"], user="agent") == (0, "4321 777\n")
 
 
-def test_files_of_another_user(make_place: Callable[..., Place]) -> None:
+def test_files_of_another_user(make_target: Callable[..., Place]) -> None:
     """In a place without a shell, from a tree that the user cannot enter."""
-    place = make_place()
-    (place.root / "opt").chmod(0o700)
+    location = make_target()
+    (location.root / "opt").chmod(0o700)
     for name in ("small", "tree/other"):
         chunk = base64.b64encode(name.encode()).decode()
-        place.call("file/write", path=f"/tmp/{name}", chunk=chunk, user="1234")
-        assert ((place.root / "tmp" / name).read_text(), (place.root / "tmp" / name).stat().st_uid) == (name, 1234)
-    listed = place.call("file/list", path="/tmp/tree", user="1234")
+        location.call("file/write", path=f"/tmp/{name}", chunk=chunk, user="1234")
+        assert ((location.root / "tmp" / name).read_text(), (location.root / "tmp" / name).stat().st_uid) == (
+            name,
+            1234,
+        )
+    listed = location.call("file/list", path="/tmp/tree", user="1234")
     assert [entry["name"] for entry in listed["entries"]] == ["other"]
-    place.call("file/remove", path="/tmp/tree", recursive=True, user="1234")
-    assert not (place.root / "tmp/tree").exists()
+    location.call("file/remove", path="/tmp/tree", recursive=True, user="1234")
+    assert not (location.root / "tmp/tree").exists()
 
 
-def test_a_place_without_a_user_database(place: Place) -> None:
-    assert place.run(["id", "-u"], user="1234") == (0, "1234\n")
-    done = place.holdfast(
+def test_a_place_without_a_user_database(location: Place) -> None:
+    assert location.run(["id", "-u"], user="1234") == (0, "1234\n")
+    done = location.holdfast(
         "exec",
         json.dumps(
             {
@@ -280,60 +283,60 @@ def test_a_place_without_a_user_database(place: Place) -> None:
     assert "unknown user 'agent'" in json.loads(done.stdout)["error"]["message"]
 
 
-def test_a_server_that_is_not_root(place: Place) -> None:
-    place.user = (1234, 1234)
-    assert place.run(["id", "-u"]) == (0, "1234\n")
-    assert (place.root / "tmp/holdfast-1234/server.sock").is_socket()
+def test_a_server_that_is_not_root(location: Place) -> None:
+    location.user = (1234, 1234)
+    assert location.run(["id", "-u"]) == (0, "1234\n")
+    assert (location.root / "tmp/holdfast-1234/server.sock").is_socket()
 
 
-def test_a_read_only_tree(place: Place) -> None:
-    tree = f'"$1{place.install}"'
-    place.mounts.append(f"mount --bind {tree} {tree}; mount -o remount,bind,ro {tree}")
-    assert place.run(["/bin/true"])[0] == 0
-    done = place.holdfast("exec", "{")
+def test_a_read_only_tree(location: Place) -> None:
+    tree = f'"$1{location.install}"'
+    location.mounts.append(f"mount --bind {tree} {tree}; mount -o remount,bind,ro {tree}")
+    assert location.run(["/bin/true"])[0] == 0
+    done = location.holdfast("exec", "{")
     assert done.returncode == 1
 
 
-def test_a_deep_path(make_place: Callable[..., Place]) -> None:
+def test_a_deep_path(make_target: Callable[..., Place]) -> None:
     deep = "/" + "/".join(["a directory with a long name and blanks"] * 12)
-    place = make_place(install=deep).with_shell()
-    assert place.run(["id", "-u"], user="0:0") == (0, "0\n")
+    location = make_target(install=deep).with_shell()
+    assert location.run(["id", "-u"], user="0:0") == (0, "0\n")
 
 
-def test_without_tmp_output_goes_where_it_can(place: Place) -> None:
-    (place.root / "tmp").rmdir()
-    (place.root / "run").mkdir()
-    assert place.run(["sh", "-c", "echo here"]) == (0, "here\n")
-    assert place.call("environment/status")["spool"].startswith("/run/")
-    assert {each.name for each in place.root.iterdir()} == {"bin", "dev", "opt", "proc", "run"}
+def test_without_tmp_output_goes_where_it_can(location: Place) -> None:
+    (location.root / "tmp").rmdir()
+    (location.root / "run").mkdir()
+    assert location.run(["sh", "-c", "echo here"]) == (0, "here\n")
+    assert location.call("environment/status")["spool"].startswith("/run/")
+    assert {each.name for each in location.root.iterdir()} == {"bin", "dev", "opt", "proc", "run"}
 
 
-def test_without_any_place_the_error_names_what_is_missing(place: Place) -> None:
-    (place.root / "tmp").rmdir()
-    done = place.holdfast("exec", '{"id": 1, "method": "ping"}')
+def test_without_any_place_the_error_names_what_is_missing(location: Place) -> None:
+    (location.root / "tmp").rmdir()
+    done = location.holdfast("exec", '{"id": 1, "method": "ping"}')
     assert done.returncode == 2
     assert b"cannot make /tmp/holdfast-0: No such file or directory" in done.stderr
 
 
-def test_without_proc_the_error_names_it(place: Place) -> None:
-    place.mounts.clear()
-    done = place.holdfast("exec", '{"id": 1, "method": "ping"}')
+def test_without_proc_the_error_names_it(location: Place) -> None:
+    location.mounts.clear()
+    done = location.holdfast("exec", '{"id": 1, "method": "ping"}')
     assert done.returncode == 2
     assert b"/proc is not mounted here" in done.stderr
 
 
-def test_without_devpts_a_terminal_is_refused_and_pipes_work(place: Place) -> None:
+def test_without_devpts_a_terminal_is_refused_and_pipes_work(location: Place) -> None:
     start = {"processId": "t", "argv": ["true"], "cwd": "/", "tty": True, "pipeStdin": False}
-    done = place.holdfast("exec", json.dumps({"id": 1, "method": "process/start", "params": start}))
+    done = location.holdfast("exec", json.dumps({"id": 1, "method": "process/start", "params": start}))
     assert "terminal" in json.loads(done.stdout)["error"]["message"]
-    assert place.run(["true"])[0] == 0
+    assert location.run(["true"])[0] == 0
 
 
-def test_with_devpts_a_terminal_works(place: Place) -> None:
-    (place.root / "dev/pts").mkdir()
-    os.symlink("pts/ptmx", place.root / "dev/ptmx")
-    place.mounts.append('mount -t devpts -o newinstance,ptmxmode=666 devpts "$1/dev/pts"')
-    code, printed = place.run(["stty", "size"], tty=True, size={"rows": 33, "cols": 77})
+def test_with_devpts_a_terminal_works(location: Place) -> None:
+    (location.root / "dev/pts").mkdir()
+    os.symlink("pts/ptmx", location.root / "dev/ptmx")
+    location.mounts.append('mount -t devpts -o newinstance,ptmxmode=666 devpts "$1/dev/pts"')
+    code, printed = location.run(["stty", "size"], tty=True, size={"rows": 33, "cols": 77})
     assert (code, printed.strip()) == (0, "33 77")
 
 

@@ -257,9 +257,9 @@ def test_the_verb_tells_what_it_made(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "holdfast", "bundle", "--no-interpreter", "--json", "-o", str(output)]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout)
-    assert told["path"] == str(output)
-    assert told["sha256"] == hashlib.sha256(output.read_bytes()).hexdigest()
+    reported = json.loads(done.stdout)
+    assert reported["path"] == str(output)
+    assert reported["sha256"] == hashlib.sha256(output.read_bytes()).hexdigest()
 
 
 def test_outside_a_bundle_we_start_ourselves_as_ever() -> None:
@@ -276,8 +276,8 @@ def test_a_program_forgets_where_this_machine_has_its_libraries(tmp_path: Path) 
     ):
         (tmp_path / name).write_text(source)
     here, there = tmp_path / "here", tmp_path / "there"
-    for place in (here, there):
-        place.mkdir()
+    for location in (here, there):
+        location.mkdir()
     subprocess.run(["cc", "-shared", "-o", here / "libpart.so", tmp_path / "part.c"], check=True)
     (tmp_path / "part.c").write_text("int part(void) { return 8; }")
     subprocess.run(["cc", "-shared", "-o", there / "libpart.so", tmp_path / "part.c"], check=True)

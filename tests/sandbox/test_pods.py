@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.client.sandbox import Sandbox, open_exec
+from holdfast.client.opening import open_exec
+from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ConnectionLost, ResourceExhausted, SandboxError, SandboxGone, UnknownProcess
 from holdfast.sandboxes import target
 from holdfast.sandboxes.install import installation

@@ -41,8 +41,8 @@ def prefix(tmp_path: Path) -> Iterator[list[str]]:
 
 @asynccontextmanager
 async def polled(prefix: list[str], tmp_path: Path) -> AsyncIterator[Sandbox]:
-    place = CommandSandbox(prefix, channel=False, poll_interval=0.01, directory=str(tmp_path))
-    async with holdfast.connect(place) as box:
+    location = CommandSandbox(prefix, channel=False, poll_interval=0.01, directory=str(tmp_path))
+    async with holdfast.connect(location) as box:
         yield box
 
 
@@ -176,23 +176,23 @@ async def test_what_is_done_is_done_once_though_replies_are_lost(prefix: list[st
 
 
 async def test_a_sandbox_that_does_not_answer(tmp_path: Path) -> None:
-    place = CommandSandbox(["sh", "-c", "echo 'no such sandbox' >&2; exit 1"], channel=False, name="box")
+    location = CommandSandbox(["sh", "-c", "echo 'no such sandbox' >&2; exit 1"], channel=False, name="box")
     with pytest.raises(ConnectionLost, match="box: no such sandbox"):
-        async with holdfast.connect(place, reconnect_deadline=0.3):
+        async with holdfast.connect(location, reconnect_deadline=0.3):
             pass
 
 
 @pytest.mark.parametrize("reply", ['{"id":4711,"result":{}}', "no reply", '{"id":1,"result":"\\ud800"}'])
 async def test_a_sandbox_whose_reply_is_none_fails_the_call(tmp_path: Path, reply: str) -> None:
     (tmp_path / "reply").write_text(reply)
-    place = CommandSandbox(["sh", "-c", f"cat {tmp_path}/reply"], channel=False, name="box")
+    location = CommandSandbox(["sh", "-c", f"cat {tmp_path}/reply"], channel=False, name="box")
     with pytest.raises(HandshakeFailed, match=r"^box: "):
-        async with holdfast.connect(place):
+        async with holdfast.connect(location):
             pass
 
 
 @pytest.mark.parametrize(
-    ("seqs", "next_seq", "exited", "closed", "told", "ends"),
+    ("seqs", "next_seq", "exited", "closed", "reported", "ends"),
     [
         ((1, 2), 3, False, False, False, (None, None)),
         ((1, 2), 4, True, False, False, (3, None)),
@@ -212,9 +212,9 @@ def test_where_the_exit_and_the_close_are(
     next_seq: int,
     exited: bool,
     closed: bool,
-    told: bool,
+    reported: bool,
     ends: tuple[int | None, int | None],
 ) -> None:
     chunks = tuple(OutputChunk("stdout", 0, b"x", seq) for seq in seqs)
     result = ReadResult(chunks, next_seq, exited, 0 if exited else None, closed)
-    assert ends_in(result, 0, exit_sent=told) == ends
+    assert ends_in(result, 0, exit_sent=reported) == ends

@@ -14,7 +14,7 @@ from holdfast.sandboxes.containers import Container
 from holdfast.sandboxes.ssh import SshHost
 from holdfast.sandboxes.target import CommandSandbox, SandboxTarget
 from holdfast.testing import sandbox_suite
-from holdfast.testing.sandbox_suite import AddressPlace, Check, Subject
+from holdfast.testing.sandbox_suite import AddressTarget, Check, Subject
 from tests.support.engines import ContainerEngine, SshServer
 
 KINDS = ("local", "docker-busybox", "docker-debian", "podman-busybox", "ssh", "bwrap", "command")
@@ -22,7 +22,7 @@ KINDS = ("local", "docker-busybox", "docker-debian", "podman-busybox", "ssh", "b
 
 def local(request: pytest.FixtureRequest) -> Callable[[], SandboxTarget]:
     request.getfixturevalue("own_directory")
-    return lambda: AddressPlace("local")
+    return lambda: AddressTarget("local")
 
 
 def docker_busybox(request: pytest.FixtureRequest) -> Callable[[], SandboxTarget]:

@@ -367,16 +367,16 @@ async def test_the_clock_jumps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_key_that_is_not_let_in(sshd: SshServer) -> None:
-    place = SshHost(sshd.destination, port=sshd.port, options=sshd.options(key="other"))
+    location = SshHost(sshd.destination, port=sshd.port, options=sshd.options(key="other"))
     with pytest.raises(SandboxGone, match=r"ssh:root@127\.0\.0\.1: refused: .*Permission denied"):
-        async with holdfast.connect(place):
+        async with holdfast.connect(location):
             pass
 
 
 async def test_a_host_whose_key_nobody_knows(sshd: SshServer) -> None:
-    place = SshHost(sshd.destination, port=sshd.port, options=sshd.options(known_hosts="nobody"))
+    location = SshHost(sshd.destination, port=sshd.port, options=sshd.options(known_hosts="nobody"))
     with pytest.raises(SandboxGone, match=r"ssh:root@127\.0\.0\.1: refused: .*[Hh]ost key"):
-        async with holdfast.connect(place):
+        async with holdfast.connect(location):
             pass
 
 

@@ -28,15 +28,15 @@ PATIENCE = 60.0
 
 
 @pytest.mark.parametrize(
-    ("place", "before"),
+    ("location", "before"),
     [
         (target_at("kubernetes:team/web"), ["--namespace", "team", "web"]),
         (target_at("kubernetes:team/web/app"), ["--namespace", "team", "web", "--container", "app"]),
     ],
     ids=["pod", "container"],
 )
-def test_what_kubectl_is_asked(place: Pod, before: list[str]) -> None:
-    assert place.command(["sh", "-c", "echo $0"]) == [
+def test_what_kubectl_is_asked(location: Pod, before: list[str]) -> None:
+    assert location.command(["sh", "-c", "echo $0"]) == [
         *("kubectl", "exec", "--stdin", "--quiet", *before, "--"),
         *("sh", "-c", "echo $0"),
     ]
@@ -172,8 +172,11 @@ async def test_status_and_stop_are_about_the_server_in_a_container(
             await box.start(["sleep", "1000"], id="job")
             inside = await box.status()
             looked = await asyncio.to_thread(verb, own_directory, "status", "--sandbox", address, "--json")
-            told = json.loads(looked.stdout)
-            assert (told["pid"], [each["name"] for each in told["clients"]]) == (inside.pid, ["holdfast-python"])
+            reported = json.loads(looked.stdout)
+            assert (reported["pid"], [each["name"] for each in reported["clients"]]) == (
+                inside.pid,
+                ["holdfast-python"],
+            )
             refused = await asyncio.to_thread(verb, own_directory, "stop", sandbox=address)
             assert (refused.returncode, "another client is connected" in refused.stderr) == (1, True), refused
             assert "job  sleep 1000" in refused.stdout
@@ -200,8 +203,8 @@ def test_a_new_container_without_an_event_loop(docker: ContainerEngine, own_dire
     box = holdfast.sync.create("docker", image="hf-busybox", name="hf-sync-made")
     try:
         assert box.exec(["hostname"]).returncode == 0
-        told = verb(own_directory, "status", "--sandbox", "docker:hf-sync-made", "--json")
-        assert json.loads(told.stdout)["pid"] == box.status().pid
+        reported = verb(own_directory, "status", "--sandbox", "docker:hf-sync-made", "--json")
+        assert json.loads(reported.stdout)["pid"] == box.status().pid
     finally:
         box.close()
     assert "hf-sync-made" not in docker("ps", "--all")

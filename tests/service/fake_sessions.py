@@ -252,7 +252,7 @@ class FakeAgents:
     """An `AgentFinder`."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.requested = 0
         self.by_hash: dict[str, FakeAgent] = {}
         self.add(ANNA, "anna")
         self.add(BEN, "ben")
@@ -263,7 +263,7 @@ class FakeAgents:
         self.by_hash[token_hash] = FakeAgent(agent_id, role, token_hash, disabled)
 
     async def find_agent(self, token_hash: str) -> FakeAgent | None:
-        self.asked += 1
+        self.requested += 1
         return self.by_hash.get(token_hash)
 
 

@@ -19,7 +19,7 @@ from holdfast.service.clock import SystemClock, WallClock
 from holdfast.service.policy.profiles import PolicyRules
 from holdfast.service.policy.rules import load_rules
 from holdfast.service.problems import Exhausted, NotFound, NotNow
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.sessions.backend.enforcement import EnforcementPlan
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.sessions.ports import MetricEvent, SessionStore
@@ -362,13 +362,13 @@ def make_manager(
     *,
     clock: WallClock | None = None,
     text: str = "",
-    told: list[MetricEvent] | None = None,
+    reported: list[MetricEvent] | None = None,
     **values: Any,
 ) -> SessionManager:
     """A manager that is not started."""
     clock = clock or SystemClock()
     chosen = settings(**values)
-    pool = SandboxPool(connect, clock, limit=chosen.max_sandboxes, idle_seconds=chosen.sandbox_idle_seconds)
+    pool = SandboxConnections(connect, clock, limit=chosen.max_sandboxes, idle_seconds=chosen.sandbox_idle_seconds)
     return SessionManager(
         store=store,
         rules=Rulebook(rules(text)),
@@ -376,7 +376,7 @@ def make_manager(
         plan=plan_nothing,
         clock=clock,
         settings=chosen,
-        emit=(told if told is not None else []).append,
+        emit=(reported if reported is not None else []).append,
     )
 
 

@@ -39,7 +39,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-class Place:
+class ServiceHome:
     """A directory with everything that a service of a test and its sandbox keep."""
 
     def __init__(self, directory: str) -> None:
@@ -90,13 +90,13 @@ class Place:
 class RunningService:
     """A service that is ready."""
 
-    def __init__(self, place: Place, process: subprocess.Popen[str], said: dict[str, Any], log: str) -> None:
-        self.place = place
+    def __init__(self, home: ServiceHome, process: subprocess.Popen[str], report: dict[str, Any], log: str) -> None:
+        self.home = home
         self.process = process
-        self.said = said
-        self.grpc: str = said["grpc"]
-        self.http: str = said["http"]
-        self.operator: str = said.get("operator_token", "")
+        self.report = report
+        self.grpc: str = report["grpc"]
+        self.http: str = report["http"]
+        self.operator: str = report.get("operator_token", "")
         self._log = log
 
     def log(self) -> str:
@@ -138,30 +138,30 @@ class RunningService:
 
 
 @contextmanager
-def new_place() -> Iterator[Place]:
+def new_home() -> Iterator[ServiceHome]:
     """A place of a test's own; the sandbox's server in it is stopped in the end, and what it ran."""
     # Not pytest's directory: a socket's path has 107 bytes.
     directory = tempfile.mkdtemp(prefix="hf-service-")
     os.mkdir(os.path.join(directory, "local"), 0o700)
-    place = Place(directory)
+    home = ServiceHome(directory)
     try:
-        yield place
+        yield home
     finally:
-        place.verb("stop", "--force")
+        home.verb("stop", "--force")
         shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
 def running_service(
-    place: Place, *arguments: str, through: Sequence[str] = (), **environ: str
+    home: ServiceHome, *arguments: str, through: Sequence[str] = (), **environ: str
 ) -> Iterator[RunningService]:
     """A service on free ports; it must end well. `through` is a program that executes it."""
     listen = ["--listen-grpc", "127.0.0.1:0", "--listen-http", "127.0.0.1:0"]
-    path = os.path.join(place.directory, "service.log")
+    path = os.path.join(home.directory, "service.log")
     with open(path, "a") as log:
         process = subprocess.Popen(
             [*through, sys.executable, "-W", "error", "-m", "holdfast", "service", "--json", *listen, *arguments],
-            env={**place.environ, **environ},
+            env={**home.environ, **environ},
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -173,7 +173,7 @@ def running_service(
             process.wait(PATIENCE_SECONDS)
             with open(path, encoding="utf-8", errors="replace") as file:
                 raise AssertionError(f"the service did not start: {file.read()}")
-        service = RunningService(place, process, json.loads(line), path)
+        service = RunningService(home, process, json.loads(line), path)
         yield service
         if process.poll() is None:
             assert service.stop() == 0, service.log()

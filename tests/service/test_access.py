@@ -37,7 +37,7 @@ async def test_a_header_without_a_token_is_refused(header: str | None) -> None:
     with pytest.raises(Unauthenticated) as refused:
         await Access(agents, FakeClock()).authenticate(header, "::1")
     assert refused.value.reason == "TOKEN_MISSING"
-    assert agents.asked == 0
+    assert agents.requested == 0
 
 
 async def test_a_wrong_token_and_a_disabled_agent_read_the_same_and_the_token_is_not_repeated() -> None:
@@ -60,7 +60,7 @@ async def test_a_removed_token_stops_within_seconds_and_is_looked_up_once_until_
     access = Access(agents, clock, AccessSettings(remember_seconds=5))
     for _ in range(10):
         await access.authenticate(f"Bearer {ANNA}", "::1")
-    assert agents.asked == 1
+    assert agents.requested == 1
     del agents.by_hash[hash_token(ANNA)]
     await clock.advance(4)
     await access.authenticate(f"Bearer {ANNA}", "::1")
@@ -95,7 +95,7 @@ async def test_calls_without_a_token_refuse_no_token_that_is_right() -> None:
     for header in [None] * 20 + ["Bearer of no token"] * 20:
         with pytest.raises((Unauthenticated, Exhausted)):
             await access.authenticate(header, "10.0.0.1")
-    assert agents.asked == 0
+    assert agents.requested == 0
     assert (await access.authenticate(f"Bearer {ANNA}", "10.0.0.1")).agent_id == "anna"
 
 
@@ -107,7 +107,7 @@ async def test_one_wrong_token_again_and_again_is_looked_up_once_a_second() -> N
             with pytest.raises((Unauthenticated, Exhausted)):
                 await access.authenticate("Bearer hf_old", "10.0.0.1")
         await clock.advance(1)
-    assert agents.asked == 3
+    assert agents.requested == 3
     assert (await access.authenticate(f"Bearer {ANNA}", "10.0.0.1")).agent_id == "anna"
 
 
@@ -118,13 +118,13 @@ async def test_random_tokens_from_one_address_are_looked_up_so_often_and_no_more
     for index in range(3):
         with pytest.raises(Unauthenticated):
             await access.authenticate(f"Bearer hf_{index}", "10.0.0.1")
-    asked = agents.asked
+    requested = agents.requested
     for index in range(100):
         with pytest.raises(Exhausted) as refused:
             await access.authenticate(f"Bearer hf_more_{index}", "10.0.0.1")
         assert refused.value.reason == "AUTHENTICATION_RATE_LIMIT"
         assert refused.value.retry_after == pytest.approx(1.0)
-    assert agents.asked == asked
+    assert agents.requested == requested
     # Others are not touched: another address, and an agent that was right before from this one.
     with pytest.raises(Unauthenticated):
         await access.authenticate("Bearer hf_wrong", "10.0.0.2")
@@ -153,11 +153,11 @@ async def test_what_is_remembered_is_bounded() -> None:
     access = Access(agents, FakeClock(), AccessSettings(remember_tokens=10))
     for index in range(50):
         await access.authenticate(f"Bearer hf_{index}", "::1")
-    assert agents.asked == 50
+    assert agents.requested == 50
     await access.authenticate("Bearer hf_49", "::1")
-    assert agents.asked == 50
+    assert agents.requested == 50
     await access.authenticate("Bearer hf_0", "::1")
-    assert agents.asked == 51
+    assert agents.requested == 51
 
 
 class SlowAgents(FakeAgents):
@@ -181,7 +181,7 @@ async def test_a_crowd_of_calls_makes_one_look_up_and_one_that_leaves_takes_noth
     ended = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(ended[0], asyncio.CancelledError)
     assert {getattr(each, "agent_id", None) for each in ended[1:]} == {"anna"}
-    assert agents.asked == 1
+    assert agents.requested == 1
 
 
 async def test_a_store_that_is_down_refuses_rather_than_lets_in() -> None:

@@ -18,9 +18,9 @@ from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
 from tests.service.running_service import (
     API,
     PATIENCE_SECONDS,
-    Place,
     RunningService,
-    new_place,
+    ServiceHome,
+    new_home,
     running_service,
     until,
 )
@@ -36,18 +36,18 @@ LEASE_SECONDS = "2"
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
-    with new_place() as made:
+def home() -> Iterator[ServiceHome]:
+    with new_home() as made:
         with open(os.path.join(made.directory, "rules.toml"), "w") as file:
             file.write(RULES)
         yield made
 
 
 @contextmanager
-def service_at(place: Place, *arguments: str) -> Iterator[RunningService]:
-    rules = os.path.join(place.directory, "rules.toml")
+def service_at(home: ServiceHome, *arguments: str) -> Iterator[RunningService]:
+    rules = os.path.join(home.directory, "rules.toml")
     with running_service(
-        place, "--rules", rules, *arguments, HOLDFAST_SERVICE_LEASE_SECONDS=LEASE_SECONDS
+        home, "--rules", rules, *arguments, HOLDFAST_SERVICE_LEASE_SECONDS=LEASE_SECONDS
     ) as service:
         yield service
 
@@ -104,9 +104,9 @@ def refuse_late_answer(service: RunningService, approval_id: str, session_id: st
 
 
 @pytest.mark.parametrize("leaving", [over_http, over_grpc])
-def test_an_approval_ends_with_a_caller_that_disconnects(place: Place, leaving: Any) -> None:
-    with service_at(place) as service:
-        token = place.new_agent("agent")
+def test_an_approval_ends_with_a_caller_that_disconnects(home: ServiceHome, leaving: Any) -> None:
+    with service_at(home) as service:
+        token = home.new_agent("agent")
         session_id = service.call("CreateSession", token, kind="SHELL")["sessionId"]
         with leaving(service, token, session_id):
             approval_id = one_waiting(service, service.operator)
@@ -114,8 +114,8 @@ def test_an_approval_ends_with_a_caller_that_disconnects(place: Place, leaving: 
         assert "disconnected" in refuse_late_answer(service, approval_id, session_id)
 
 
-def test_an_approval_ends_with_the_deadline_of_its_call(place: Place) -> None:
-    with service_at(place) as service, grpc.insecure_channel(service.grpc) as channel:
+def test_an_approval_ends_with_the_deadline_of_its_call(home: ServiceHome) -> None:
+    with service_at(home) as service, grpc.insecure_channel(service.grpc) as channel:
         stub: Any = session_pb2_grpc.SessionServiceStub(channel)  # type: ignore[no-untyped-call]
         metadata = (("authorization", f"Bearer {service.operator}"),)
         session_id = service.call("CreateSession", service.operator, kind="SHELL")["sessionId"]
@@ -132,25 +132,25 @@ def test_an_approval_ends_with_the_deadline_of_its_call(place: Place) -> None:
         refuse_late_answer(service, latest[0]["approvalId"], session_id)
 
 
-def test_an_approval_ends_with_a_service_that_was_killed(place: Place) -> None:
+def test_an_approval_ends_with_a_service_that_was_killed(home: ServiceHome) -> None:
     """On SQLite: the service that is started next ends it."""
-    with service_at(place) as service:
+    with service_at(home) as service:
         operator = service.operator
         session_id = service.call("CreateSession", operator, kind="SHELL")["sessionId"]
         with over_http(service, operator, session_id):
             approval_id = one_waiting(service, operator)
             service.process.kill()
             service.process.wait(PATIENCE_SECONDS)
-    with service_at(place) as again:
+    with service_at(home) as again:
         again.operator = operator
         until(lambda: waiting(again, operator) == [])
         assert "replica" in refuse_late_answer(again, approval_id, session_id)
 
 
-def test_an_approval_ends_with_the_replica_that_was_killed(place: Place, postgres_url: str) -> None:
+def test_an_approval_ends_with_the_replica_that_was_killed(home: ServiceHome, postgres_url: str) -> None:
     with (
-        service_at(place, "--store", postgres_url) as first,
-        service_at(place, "--store", postgres_url) as second,
+        service_at(home, "--store", postgres_url) as first,
+        service_at(home, "--store", postgres_url) as second,
     ):
         operator = second.operator = first.operator or second.operator
         session_id = first.call("CreateSession", operator, kind="SHELL")["sessionId"]
@@ -162,15 +162,15 @@ def test_an_approval_ends_with_the_replica_that_was_killed(place: Place, postgre
         assert "replica" in refuse_late_answer(second, approval_id, session_id)
 
 
-def test_an_answer_at_another_replica_reaches_the_caller(place: Place, postgres_url: str) -> None:
+def test_an_answer_at_another_replica_reaches_the_caller(home: ServiceHome, postgres_url: str) -> None:
     with (
-        service_at(place, "--store", postgres_url) as first,
-        service_at(place, "--store", postgres_url) as second,
+        service_at(home, "--store", postgres_url) as first,
+        service_at(home, "--store", postgres_url) as second,
     ):
         operator = first.operator or second.operator
         session_id = first.call("CreateSession", operator, kind="SHELL")["sessionId"]
         ran: list[tuple[int, dict[str, Any]]] = []
-        path = os.path.join(place.directory, "made")
+        path = os.path.join(home.directory, "made")
         fields = {"sessionId": session_id, "command": f"touch {path}"}
         run = threading.Thread(target=lambda: ran.append(first.post("RunCommand", operator, **fields)))
         run.start()

@@ -54,7 +54,7 @@ async def manager(store: MemoryStore, fake: FakeExec, clock: FakeClock) -> Async
         yield manager
 
 
-async def asked(manager: SessionManager, fake: FakeExec) -> tuple[str, FakeTerminal, str]:
+async def requested(manager: SessionManager, fake: FakeExec) -> tuple[str, FakeTerminal, str]:
     session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
     taken = await manager.send_input(ANN, session_id, b"deploy now\n")
     assert (taken.accepted, bool(taken.approval_id)) == (False, True)
@@ -64,7 +64,7 @@ async def asked(manager: SessionManager, fake: FakeExec) -> tuple[str, FakeTermi
 async def test_what_is_asked_is_held_and_typed_once_it_is_approved(
     manager: SessionManager, fake: FakeExec, store: MemoryStore
 ) -> None:
-    session_id, stub, approval_id = await asked(manager, fake)
+    session_id, stub, approval_id = await requested(manager, fake)
     assert stub.typed == []
     (waiting,) = await manager.approvals(OPERATOR)
     assert (waiting.approval_id, waiting.command, waiting.reason) == (
@@ -86,7 +86,7 @@ async def test_what_is_asked_is_held_and_typed_once_it_is_approved(
 async def test_what_is_approved_is_not_typed_into_a_command_that_is_not_complete(
     manager: SessionManager, fake: FakeExec, store: MemoryStore
 ) -> None:
-    session_id, stub, approval_id = await asked(manager, fake)
+    session_id, stub, approval_id = await requested(manager, fake)
     await manager.send_input(ANN, session_id, b"echo 'a\n")
     await settle()
     assert (await fake.describe_terminal(session_id)).continuation
@@ -97,7 +97,7 @@ async def test_what_is_approved_is_not_typed_into_a_command_that_is_not_complete
 
 
 async def test_two_operators_that_answer_at_once_type_it_once(manager: SessionManager, fake: FakeExec) -> None:
-    _, stub, approval_id = await asked(manager, fake)
+    _, stub, approval_id = await requested(manager, fake)
     answers_ = await asyncio.gather(
         *(manager.answer_approval(OPERATOR, approval_id, True) for _ in range(3)), return_exceptions=True
     )
@@ -108,7 +108,7 @@ async def test_two_operators_that_answer_at_once_type_it_once(manager: SessionMa
 
 
 async def test_what_is_refused_is_never_typed(manager: SessionManager, fake: FakeExec, store: MemoryStore) -> None:
-    session_id, stub, approval_id = await asked(manager, fake)
+    session_id, stub, approval_id = await requested(manager, fake)
     assert await manager.answer_approval(OPERATOR, approval_id, False, "not today") == "refused"
     await settle()
     assert stub.typed == []
@@ -119,7 +119,7 @@ async def test_what_is_refused_is_never_typed(manager: SessionManager, fake: Fak
 async def test_an_approval_that_nobody_answers_expires_by_the_clock(
     manager: SessionManager, fake: FakeExec, store: MemoryStore, clock: FakeClock
 ) -> None:
-    session_id, stub, approval_id = await asked(manager, fake)
+    session_id, stub, approval_id = await requested(manager, fake)
     await clock.advance(299)
     assert len(await manager.approvals(ANN, session_id)) == 1
     await clock.advance(1)
@@ -132,7 +132,7 @@ async def test_an_approval_that_nobody_answers_expires_by_the_clock(
 async def test_only_an_operator_answers_unless_the_policy_lets_the_owner(
     manager: SessionManager, fake: FakeExec
 ) -> None:
-    _, _, approval_id = await asked(manager, fake)
+    _, _, approval_id = await requested(manager, fake)
     with pytest.raises(Denied) as refused:
         await manager.answer_approval(ANN, approval_id, True)
     assert refused.value.reason == "NOT_AN_OPERATOR"
@@ -224,7 +224,7 @@ async def test_the_call_that_is_made_again_keeps_the_approval(manager: SessionMa
 async def test_held_input_waits_on_without_its_caller_and_ends_with_its_session(
     manager: SessionManager, fake: FakeExec, store: MemoryStore, clock: FakeClock
 ) -> None:
-    session_id, _, approval_id = await asked(manager, fake)
+    session_id, _, approval_id = await requested(manager, fake)
     await clock.advance(60)
     assert len(await manager.approvals(OPERATOR)) == 1
     await manager.close(ANN, session_id, "force")
@@ -291,7 +291,7 @@ async def test_what_was_approved_and_not_run_is_recorded(
 async def test_what_is_typed_is_the_command_that_was_allowed_whatever_stands_on_the_line(
     manager: SessionManager, fake: FakeExec
 ) -> None:
-    session_id, stub, approval_id = await asked(manager, fake)
+    session_id, stub, approval_id = await requested(manager, fake)
     await manager.send_input(ANN, session_id, b"echo ")
     await manager.answer_approval(OPERATOR, approval_id, True)
     await settle()
@@ -302,7 +302,7 @@ async def test_a_restarted_service_lets_old_approvals_expire(
     store: MemoryStore, fake: FakeExec, clock: FakeClock
 ) -> None:
     async with running(make_manager(store, connecting(fake), clock=clock, text=RULES)) as first:
-        session_id, _, _ = await asked(first, fake)
+        session_id, _, _ = await requested(first, fake)
     await clock.advance(400)
     async with running(make_manager(store, connecting(fake), clock=clock, text=RULES)):
         assert [body["outcome"] for body in store.bodies(session_id, "approval_answered")] == ["expired"]
@@ -336,7 +336,7 @@ async def test_what_was_approved_and_could_not_be_typed_may_be_approved_again(
 async def test_a_caller_that_goes_away_has_answered(
     manager: SessionManager, fake: FakeExec, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, stub, approval_id = await asked(manager, fake)
+    _, stub, approval_id = await requested(manager, fake)
     answer, answered = store.answer_approval, asyncio.Event()
 
     async def answer_and_tell(*arguments: Any, **options: Any) -> Approval:

@@ -254,14 +254,14 @@ def test_a_call_is_counted_with_its_status_and_its_lines_have_its_agent_session_
 def test_what_sessions_tell_is_counted() -> None:
     metrics = Metrics(own_process=False)
     tell = count_metrics(metrics)
-    for told in (
+    for reported in (
         MetricEvent("session_over", "shell", 5.0, "exited"),
         MetricEvent("command_ended", "terminal", 0.2),
         MetricEvent("violation", "shell", 1, "POLICY_DENIED"),
         MetricEvent("lease_taken", "shell"),
         MetricEvent("lease_lost", "shell"),
     ):
-        tell(told)
+        tell(reported)
     count_sessions(metrics, [("shell", "IDLE"), ("shell", "IDLE"), ("terminal", "BUSY")])
     assert sample(metrics, "session_duration_seconds_count", kind="shell", reason="exited") == 1
     assert sample(metrics, "command_latency_seconds_count", kind="terminal") == 1

@@ -99,9 +99,11 @@ def test_verify_names_the_row_that_was_changed(url: str, capsys: pytest.CaptureF
     ]
     code, lines, _ = run(capsys, "verify", "--json")
     assert code == 1
-    told = json.loads(lines[0])
-    assert not told["holds"]
-    assert [(each["sessionId"], each["seq"], each["fault"]) for each in told["breaks"]] == [("s1", 2, "changed")]
+    reported = json.loads(lines[0])
+    assert not reported["holds"]
+    assert [(each["sessionId"], each["seq"], each["fault"]) for each in reported["breaks"]] == [
+        ("s1", 2, "changed")
+    ]
 
 
 def test_a_log_with_a_key_is_verified_with_it(

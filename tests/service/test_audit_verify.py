@@ -46,7 +46,7 @@ async def do(store: Store, statement: str, **values: Any) -> None:
     await store.database.write(lambda connection: connection.execute(text(statement), values))
 
 
-def told(found: Verification) -> list[tuple[str, int, str]]:
+def reported(found: Verification) -> list[tuple[str, int, str]]:
     return [(each.session_id, each.seq, each.fault) for each in found.breaks]
 
 
@@ -64,30 +64,30 @@ async def test_a_changed_row_is_found(written: Store) -> None:
     for seq, change in enumerate(changes, 1):
         await do(written, f"UPDATE audit_rows SET {change} WHERE session_id = 's1' AND seq = {seq}")
     for found in (await written.verify(), await written.verify("s1")):
-        assert told(found) == [("s1", seq, "changed") for seq in range(1, 6)]
+        assert reported(found) == [("s1", seq, "changed") for seq in range(1, 6)]
     await do(written, "UPDATE audit_rows SET previous = 'x' WHERE session_id = 's3' AND seq = 3")
-    assert ("s3", 3, "changed") in told(await written.verify("s3"))
+    assert ("s3", 3, "changed") in reported(await written.verify("s3"))
     assert (await written.verify("s2")).holds
 
 
 async def test_a_missing_row_is_found(written: Store) -> None:
     await do(written, "DELETE FROM audit_rows WHERE session_id = 's1' AND seq IN (2, 3)")
     found = await written.verify()
-    assert told(found) == [("s1", 2, "missing")]
+    assert reported(found) == [("s1", 2, "missing")]
     assert str(found.breaks[0]) == "session s1, row 2: rows 2 to 3 are missing"
 
 
 async def test_a_cut_tail_is_found(written: Store) -> None:
     await do(written, "DELETE FROM audit_rows WHERE session_id = 's1' AND seq > 3")
-    assert told(await written.verify()) == [("s1", 4, "cut")]
+    assert reported(await written.verify()) == [("s1", 4, "cut")]
 
 
 async def test_a_cut_tail_of_a_closed_session_is_found_although_its_head_was_cut_too(written: Store) -> None:
     await do(written, "DELETE FROM audit_rows WHERE session_id = 's2' AND seq > 3")
     hash_of = "(SELECT hash FROM audit_rows WHERE session_id = 's2' AND seq = 3)"
     await do(written, f"UPDATE audit_streams SET last_seq = 3, last_hash = {hash_of} WHERE session_id = 's2'")
-    assert told(await written.verify()) == [("s2", 5, "cut")]
-    assert told(await written.verify("s2")) == [("s2", 5, "cut")]
+    assert reported(await written.verify()) == [("s2", 5, "cut")]
+    assert reported(await written.verify("s2")) == [("s2", 5, "cut")]
 
 
 async def test_a_removed_session_is_found(written: Store) -> None:
@@ -98,19 +98,19 @@ async def test_a_removed_session_is_found(written: Store) -> None:
     }
     for table, expected in steps.items():
         await do(written, f"DELETE FROM {table} WHERE session_id = 's1'")
-        assert told(await written.verify()) == [expected]
-        assert told(await written.verify("s1")) == [expected]
+        assert reported(await written.verify()) == [expected]
+        assert reported(await written.verify("s1")) == [expected]
 
 
 async def test_a_session_that_was_put_in_is_found(written: Store) -> None:
     columns = "seq, at, agent_id, kind, command_id, body, previous, hash"
     await do(written, f"INSERT INTO audit_rows SELECT 's9', {columns} FROM audit_rows WHERE session_id = 's1'")
-    assert ("s9", 0, "unknown") in told(await written.verify())
+    assert ("s9", 0, "unknown") in reported(await written.verify())
     columns = "last_seq, last_hash, size, base_seq, base_hash, opened_seq, marked_seq, removed_seq, closed"
     await do(
         written, f"INSERT INTO audit_streams SELECT 's9', {columns} FROM audit_streams WHERE session_id = 's1'"
     )
-    found = told(await written.verify())
+    found = reported(await written.verify())
     assert ("s9", 0, "unknown") in found
     assert ("s9", 1, "changed") in found
 
@@ -119,9 +119,9 @@ async def test_a_cut_tail_of_the_service_s_own_stream_is_found(written: Store) -
     await do(written, "DELETE FROM audit_rows WHERE session_id = '' AND seq >= 3")
     hash_of = "(SELECT hash FROM audit_rows WHERE session_id = '' AND seq = 2)"
     await do(written, f"UPDATE audit_streams SET last_seq = 2, last_hash = {hash_of} WHERE session_id = ''")
-    assert told(await written.verify()) == [("s3", 0, "unknown")]
+    assert reported(await written.verify()) == [("s3", 0, "unknown")]
     await do(written, "DELETE FROM audit_streams WHERE session_id = ''")
-    assert ("", 0, "missing") in told(await written.verify())
+    assert ("", 0, "missing") in reported(await written.verify())
 
 
 async def test_a_head_that_was_kept_elsewhere_shows_what_was_cut_since(written: Store) -> None:
@@ -133,7 +133,7 @@ async def test_a_head_that_was_kept_elsewhere_shows_what_was_cut_since(written: 
     hash_of = "(SELECT hash FROM audit_rows WHERE session_id = '' AND seq = 4)"
     await do(written, f"UPDATE audit_streams SET last_seq = 4, last_hash = {hash_of} WHERE session_id = ''")
     assert (await written.verify()).holds
-    assert told(await written.verify(head=head)) == [("", 5, "cut")]
+    assert reported(await written.verify(head=head)) == [("", 5, "cut")]
 
 
 async def test_a_rewritten_log_is_found_with_a_key_alone(open_store: OpenStore) -> None:
@@ -143,7 +143,7 @@ async def test_a_rewritten_log_is_found_with_a_key_alone(open_store: OpenStore) 
     (forged,) = chained([AuditEntry("s1", 1000.5, "a", "command", body={"n": 9})], 0, "0" * 64)
     change = "UPDATE audit_rows SET body = :body, hash = :hash WHERE session_id = 's1' AND seq = 1"
     await do(store, change, body=forged.body, hash=forged.hash)
-    assert ("s1", 1, "changed") in told(await store.verify())
+    assert ("s1", 1, "changed") in reported(await store.verify())
 
 
 async def test_without_its_key_a_log_is_read_and_not_verified(open_store: OpenStore) -> None:
@@ -272,10 +272,10 @@ async def test_what_retention_removed_and_what_somebody_else_did_are_told_apart(
     assert found.removed == 2
     await do(store, "DELETE FROM audit_rows WHERE session_id = 's2'")
     await do(store, "DELETE FROM audit_streams WHERE session_id = 's2'")
-    assert told(await store.verify()) == [("s2", 0, "removed")]
+    assert reported(await store.verify()) == [("s2", 0, "removed")]
     # Neither can a removal be made up.
     await do(store, "UPDATE audit_streams SET removed_seq = 1 WHERE session_id = 'open'")
-    assert ("open", 0, "unknown") in told(await store.verify())
+    assert ("open", 0, "unknown") in reported(await store.verify())
 
 
 async def test_nothing_is_written_about_a_session_that_retention_removed(open_store: OpenStore) -> None:

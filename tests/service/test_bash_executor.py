@@ -12,44 +12,44 @@ import pytest
 import holdfast
 from holdfast.service.shim.bash_executor import ExecutionResult
 from holdfast.testing.sandbox_suite import TIMEOUTS
-from tests.service.running_service import Place, RunningService, new_place, running_service
+from tests.service.running_service import RunningService, ServiceHome, new_home, running_service
 
 MakeExecutor = Callable[..., holdfast.BashExecutor]
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
-    with new_place() as made:
+def home() -> Iterator[ServiceHome]:
+    with new_home() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def work(place: Place) -> str:
+def work(home: ServiceHome) -> str:
     """A directory that commands may use with sessions and without."""
-    directory = os.path.join(place.directory, "work")
+    directory = os.path.join(home.directory, "work")
     os.mkdir(directory)
     return directory
 
 
 @pytest.fixture(scope="module")
-def service(place: Place, work: str) -> Iterator[RunningService]:
-    rules = os.path.join(place.directory, "rules.toml")
+def service(home: ServiceHome, work: str) -> Iterator[RunningService]:
+    rules = os.path.join(home.directory, "rules.toml")
     with open(rules, "w") as file:
         file.write(f'[profiles.default.directories]\nwritable = ["{{workspace}}", "{work}"]\n')
-    with running_service(place, "--rules", rules) as started:
+    with running_service(home, "--rules", rules) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def token(service: RunningService) -> str:
-    return service.place.new_agent("builder")
+    return service.home.new_agent("builder")
 
 
 @pytest.fixture(params=["on", "off"])
-def make(request: pytest.FixtureRequest, place: Place, monkeypatch: pytest.MonkeyPatch) -> MakeExecutor:
+def make(request: pytest.FixtureRequest, home: ServiceHome, monkeypatch: pytest.MonkeyPatch) -> MakeExecutor:
     """Makes executors with the flag on and with it off."""
     monkeypatch.setenv("HOLDFAST_SESSION_EXECUTOR", request.param)
-    monkeypatch.setenv("HOLDFAST_DIRECTORY", place.environ["HOLDFAST_DIRECTORY"])
+    monkeypatch.setenv("HOLDFAST_DIRECTORY", home.environ["HOLDFAST_DIRECTORY"])
     if request.param == "on":
         service: RunningService = request.getfixturevalue("service")
         monkeypatch.setenv("HOLDFAST_SERVICE_ADDRESS", service.grpc)
@@ -166,7 +166,7 @@ def test_a_session_that_somebody_closed_is_made_again(service: RunningService, t
 
 
 def test_every_command_is_in_the_audit(service: RunningService) -> None:
-    token = service.place.new_agent("audited")
+    token = service.home.new_agent("audited")
     with holdfast.BashExecutor(service.grpc, token=token) as bash:
         bash.run("echo a-word-to-find")
     _, found = service.post("ListAudit", token, contains="a-word-to-find")

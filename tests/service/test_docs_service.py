@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.cli.verbs.service.service import announce
 from holdfast.service.assembly import StartupReport
-from tests.service.running_service import PATIENCE_SECONDS, RunningService, needs_curl, new_place, running_service
+from tests.service.running_service import PATIENCE_SECONDS, RunningService, needs_curl, new_home, running_service
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(
@@ -24,7 +24,7 @@ BLOCKS = re.findall(
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[RunningService]:
-    with new_place() as place, running_service(place) as started:
+    with new_home() as home, running_service(home) as started:
         yield started
 
 
@@ -47,9 +47,9 @@ def test_the_page_has_both_halves() -> None:
 
 
 def test_a_start_prints_what_the_page_shows(service: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
-    said = {**service.said, "grpc": "127.0.0.1:7400", "http": "http://127.0.0.1:7401"}
+    report = {**service.report, "grpc": "127.0.0.1:7400", "http": "http://127.0.0.1:7401"}
     announce(
-        StartupReport(**{name: value for name, value in said.items() if name in StartupReport.__struct_fields__})
+        StartupReport(**{name: value for name, value in report.items() if name in StartupReport.__struct_fields__})
     )
     ((command, shown),) = steps(BLOCKS[0])
     assert command == "holdfast service"
@@ -60,8 +60,8 @@ def test_a_start_prints_what_the_page_shows(service: RunningService, capsys: pyt
 @needs_curl
 def test_every_line_of_the_session_prints_what_the_page_shows(service: RunningService) -> None:
     """All lines run in one shell, with the ports that this service has."""
-    place = service.place
-    program = Path(place.directory) / "holdfast"
+    home = service.home
+    program = Path(home.directory) / "holdfast"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m holdfast "$@"\n')
     program.chmod(0o700)
     block = BLOCKS[1].replace("http://127.0.0.1:7401", service.http)
@@ -69,7 +69,7 @@ def test_every_line_of_the_session_prints_what_the_page_shows(service: RunningSe
     script = "exec 2>&1\n" + "\n".join(f"{command}\nprintf '\\n%s\\n' '{mark}'" for command, _ in steps(block))
     done = subprocess.run(
         ["bash", "-c", script],
-        env={**place.environ, "PATH": f"{place.directory}:{os.environ['PATH']}"},
+        env={**home.environ, "PATH": f"{home.directory}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,

@@ -18,13 +18,14 @@ import pytest
 from msgspec.structs import replace
 
 import holdfast
-from holdfast.client.sandbox import Sandbox, open_exec
+from holdfast.client.opening import open_exec
+from holdfast.client.sandbox import Sandbox
 from holdfast.client.shell import Shell
 from holdfast.client.terminal import Terminal
 from holdfast.runtime.confine.features import detect_features
 from holdfast.service.clock import SystemClock
 from holdfast.service.problems import Denied
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.sessions.backend.egress import Egress
 from holdfast.service.sessions.backend.preparation import Preparation
 from holdfast.types import Confinement, Limits
@@ -188,12 +189,12 @@ async def test_a_workspace_that_leads_elsewhere(scene: Scene) -> None:
     """An agent may name a directory of its workspace to begin in; what it names may be a link that it made."""
     scene.outside.chmod(0o755)
     (scene.work / "link").symlink_to(scene.outside)
-    pool = SandboxPool(open_exec, SystemClock())
+    pool = SandboxConnections(open_exec, SystemClock())
     preparation = Preparation(pool, Egress(pool, MemoryStore(SystemClock()), SystemClock()), own_uid)
     address = scene.server.address("unix")
     info = await pool.info(address)
-    for place in (scene.work / "link", scene.work / "link" / "made"):
-        policy = replace(POLICY, writable=(str(place),), sandbox_mode=scene.mode)
+    for location in (scene.work / "link", scene.work / "link" / "made"):
+        policy = replace(POLICY, writable=(str(location),), sandbox_mode=scene.mode)
         with pytest.raises(Denied, match="symbolic link"):
             await preparation.prepare(record(sandbox=address, policy=policy), info)
     assert stat.S_IMODE(scene.outside.stat().st_mode) == 0o755
@@ -354,10 +355,10 @@ async def test_filling_the_disk(scene: Scene) -> None:
     async with await scene.box.shell(cwd=str(scene.work), confinement=confinement, limits=limits) as shell:
         await refused(shell, "head -c 8388608 /dev/zero >big")
         assert (scene.work / "big").stat().st_size <= 4 * MIB
-        places = (
+        locations = (
             ("/tmp", "/dev/shm", "$HOME", "/", "/dev", "/var", "/etc") if scene.mode == "bubblewrap" else ("/tmp",)
         )
-        await refused(shell, *(f"head -c 3145728 /dev/zero >{place}/big" for place in places))
+        await refused(shell, *(f"head -c 3145728 /dev/zero >{location}/big" for location in locations))
 
 
 async def test_an_output_flood(scene: Scene, terminal: Terminal) -> None:

@@ -152,8 +152,8 @@ async def test_a_subscriber_that_does_not_read_holds_back_nobody_and_has_no_queu
     await settle()
     assert len(quick.heard) == 500
     # Nothing waits for the slow one but a mark that there is something; it reads all the same.
-    told = [(await anext(slow)).detail for _ in range(500)]
-    assert told == [str(number) for number in range(500)]
+    reported = [(await anext(slow)).detail for _ in range(500)]
+    assert reported == [str(number) for number in range(500)]
     await quick.stop()
     await slow.aclose()  # type: ignore[attr-defined]
 

@@ -84,21 +84,21 @@ async def test_a_call_is_built_by_reflection_with_no_generated_code() -> None:
 
                 def call(name: str, request: dict[str, Any]) -> tuple[Any, Any]:
                     method = service.FindMethodByName(name)
-                    asked = message_factory.GetMessageClass(method.input_type)()
-                    json_format.ParseDict(request, asked)
+                    requested = message_factory.GetMessageClass(method.input_type)()
+                    json_format.ParseDict(request, requested)
                     make = channel.unary_stream if method.server_streaming else channel.unary_unary
                     reply = message_factory.GetMessageClass(method.output_type)
                     function = make(
                         f"/{SERVICE}/{name}",
-                        request_serializer=type(asked).SerializeToString,
+                        request_serializer=type(requested).SerializeToString,
                         response_deserializer=reply.FromString,
                     )
-                    return function, asked
+                    return function, requested
 
-                function, asked = call("RunCommand", {"sessionId": "s1", "command": "make"})
-                ran = json_format.MessageToDict(function(asked, metadata=bearer(ANNA)))
-                function, asked = call("StreamOutput", {"sessionId": "s1"})
-                streamed = [json_format.MessageToDict(each) for each in function(asked, metadata=bearer(ANNA))]
+                function, requested = call("RunCommand", {"sessionId": "s1", "command": "make"})
+                ran = json_format.MessageToDict(function(requested, metadata=bearer(ANNA)))
+                function, requested = call("StreamOutput", {"sessionId": "s1"})
+                streamed = [json_format.MessageToDict(each) for each in function(requested, metadata=bearer(ANNA))]
                 return services, ran, streamed
 
         services, ran, streamed = await asyncio.to_thread(use)

@@ -74,9 +74,9 @@ async def test_create_session_carries_every_field_both_ways() -> None:
         labels={"task": "a b"},
     )
     reply = await made.create_session(ANNA, request)
-    [(name, caller, (asked,))] = sessions.calls
+    [(name, caller, (requested,))] = sessions.calls
     assert (name, caller) == ("create", ANNA)
-    assert asked == CreateRequest(
+    assert requested == CreateRequest(
         agent_id="anna",
         initial_cwd="/work",
         environment={"LANG": "C"},
@@ -266,9 +266,9 @@ async def test_input_and_control_actions_arrive_in_their_order() -> None:
             request_id="once",
         ),
     )
-    [(_, _, asked)] = sessions.calls
+    [(_, _, requested)] = sessions.calls
     controls = (Control("CTRL_C"), Control("RESIZE", 10, 20), Control("SIGKILL"))
-    assert asked == ("s1", b"\x1b[A\xff", controls, "once")
+    assert requested == ("s1", b"\x1b[A\xff", controls, "once")
     assert (reply.accepted, reply.command_id, reply.state) == (True, "c1", pb.BUSY)
 
 
@@ -363,10 +363,10 @@ async def test_events_audit_and_approvals_come_through() -> None:
     assert answered.outcome == "approved"
     closed = await made.close_session(ANNA, pb.CloseSessionRequest(session_id="s1", mode=pb.FORCE))
     assert (closed.final_state, closed.summary) == (pb.CLOSED, "1 command")
-    asked = {name: arguments for name, _, arguments in sessions.calls}
-    assert asked["events"] == ("s1", "s1:6", ("IDLE_WARNING",))
-    assert asked["audit"][0] == AuditFilter(session_id="s1", kinds=("input",), since=1.5)
-    assert asked["close"] == ("s1", "force")
+    requested = {name: arguments for name, _, arguments in sessions.calls}
+    assert requested["events"] == ("s1", "s1:6", ("IDLE_WARNING",))
+    assert requested["audit"][0] == AuditFilter(session_id="s1", kinds=("input",), since=1.5)
+    assert requested["close"] == ("s1", "force")
 
 
 async def test_a_stream_that_is_left_closes_what_it_reads_from() -> None:

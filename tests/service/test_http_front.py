@@ -642,7 +642,7 @@ async def test_more_connections_than_allowed_are_turned_away() -> None:
 
 @needs_curl
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "suggestion"),
     [
         (f"/{SERVICE}/GetSesion", f"no method 'GetSesion'; did you mean /{SERVICE}/GetSession?"),
         (f"/{SERVICE}/runcommand", f"no method 'runcommand'; did you mean /{SERVICE}/RunCommand?"),
@@ -653,14 +653,14 @@ async def test_more_connections_than_allowed_are_turned_away() -> None:
         ),
     ],
 )
-async def test_a_misspelt_method_is_told_with_the_nearest(path: str, said: str) -> None:
+async def test_a_misspelt_method_is_told_with_the_nearest(path: str, suggestion: str) -> None:
     async with OverHttp() as fronts:
         for content_type in ("application/json", "application/proto", "text/plain"):
             header = f"Content-Type: {content_type}"
             status, body = await curl("-H", header, *auth(), "-d", "{}", f"{fronts.http.url}{path}")
             error = json.loads(body)
             assert (status, error["code"]) == (404, "unimplemented")
-            assert said in error["message"]
+            assert suggestion in error["message"]
         service, _, name = path.strip("/").rpartition("/")
         info = MethodInfo(
             name=name,
@@ -671,7 +671,7 @@ async def test_a_misspelt_method_is_told_with_the_nearest(path: str, said: str) 
             stream_type=StreamType.UNARY,
         )
         async with ConnectClient(fronts.http.url, codec=google_protobuf_binary_codec()) as client:
-            with pytest.raises(ConnectError, match=re.escape(said)) as refused:
+            with pytest.raises(ConnectError, match=re.escape(suggestion)) as refused:
                 await client.execute_unary(request=pb.GetSessionRequest(), method=info, headers={})
         assert refused.value.code is Code.UNIMPLEMENTED
 

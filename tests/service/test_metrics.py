@@ -190,8 +190,8 @@ def test_every_metric_of_the_dashboard_exists(metrics: Metrics) -> None:
         assert named_in(query.replace("$__rate_interval", "5m")) <= series(metrics), query
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(ids) == len(set(ids))
-    places = [tuple(panel["gridPos"][side] for side in "xy") for panel in dashboard["panels"]]
-    assert len(places) == len(set(places))
+    locations = [tuple(panel["gridPos"][side] for side in "xy") for panel in dashboard["panels"]]
+    assert len(locations) == len(set(locations))
     for name in (
         "sessions_active",
         "session_duration",

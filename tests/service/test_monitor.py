@@ -49,13 +49,13 @@ def record(
     )
 
 
-class FakeOutside:
+class FakeBackend:
     """Sandboxes with sessions that use as much as a test sets."""
 
     def __init__(self) -> None:
         self.usages: dict[str, ProcessUsage] = {}
         self.strays: tuple[int, ...] = ()
-        self.asked: list[tuple[str, tuple[str, ...]]] = []
+        self.requested: list[tuple[str, tuple[str, ...]]] = []
         self.events: list[MonitorEvent] = []
         self.steps: list[tuple[str, Escalation]] = []
         self.broken: set[str] = set()
@@ -73,7 +73,7 @@ class FakeOutside:
         self.usages[session_id] = msgspec.structs.replace(before, **fields)
 
     async def usage(self, sandbox: str, ids: Sequence[str]) -> UsageSample:
-        self.asked.append((sandbox, tuple(ids)))
+        self.requested.append((sandbox, tuple(ids)))
         if sandbox in self.hangs:
             await self.hangs[sandbox].wait()
         if sandbox in self.broken:
@@ -93,7 +93,7 @@ class Bench:
     """A monitor on a clock that a test moves."""
 
     def __init__(self, settings: MonitorSettings | None = None) -> None:
-        self.outside = FakeOutside()
+        self.outside = FakeBackend()
         self.clock = FakeClock()
         self.metrics = Metrics(own_process=False)
         self.settings = settings or MonitorSettings()
@@ -121,8 +121,8 @@ async def test_all_sessions_of_a_sandbox_are_asked_for_in_one_call_a_look(bench:
     for number in range(100):
         bench.monitor.watch(record(f"s{number}", sandbox="local" if number % 2 else "docker:box"))
     await bench.looks(2)
-    assert [sandbox for sandbox, _ in bench.outside.asked] == ["docker:box", "local"] * 2
-    assert {len(ids) for _, ids in bench.outside.asked} == {50}
+    assert [sandbox for sandbox, _ in bench.outside.requested] == ["docker:box", "local"] * 2
+    assert {len(ids) for _, ids in bench.outside.requested} == {50}
 
 
 async def test_cpu_percent_is_the_difference_over_the_time(bench: Bench) -> None:
@@ -247,7 +247,7 @@ async def test_a_sandbox_that_does_not_answer_keeps_no_other_waiting(bench: Benc
     await bench.looks(3)
     assert len(bench.monitor.history("b")) == 3
     assert bench.monitor.history("a") == ()
-    assert [sandbox for sandbox, _ in bench.outside.asked].count("slow") == 1
+    assert [sandbox for sandbox, _ in bench.outside.requested].count("slow") == 1
     assert bench.value("holdfast_monitor_skipped_total") == 2
     release.set()
     await bench.looks()
@@ -370,9 +370,9 @@ async def test_what_runs_on_after_its_session_was_closed_is_told_once(bench: Ben
     bench.outside.uses(process_count=0, pids=())
     await bench.looks(bench.settings.orphan_samples)
     assert bench.value("holdfast_orphaned_processes") == 0
-    asked = len(bench.outside.asked)
+    requested = len(bench.outside.requested)
     await bench.looks(3)
-    assert len(bench.outside.asked) == asked  # no session is left to query
+    assert len(bench.outside.requested) == requested  # no session is left to query
 
 
 async def test_strays_of_forgotten_sessions_are_counted(bench: Bench) -> None:
@@ -441,7 +441,7 @@ async def test_a_sandbox_that_hangs_does_not_hold_up_the_samples_of_others(bench
 # --- real sessions -----------------------------------------------------------------------------------------------
 
 
-class RealOutside(FakeOutside):
+class RealBackend(FakeBackend):
     """One real sandbox."""
 
     def __init__(self, box: Sandbox) -> None:
@@ -454,7 +454,7 @@ class RealOutside(FakeOutside):
 
 async def test_pid_tree_and_use_of_a_real_terminal_and_shell(tmp_path: Path) -> None:
     async with holdfast.connect("inprocess") as box:
-        outside, metrics = RealOutside(box), Metrics(own_process=False)
+        outside, metrics = RealBackend(box), Metrics(own_process=False)
         monitor = ResourceMonitor(outside, FakeClock(), metrics, MonitorSettings(long_running_seconds=0.001))
         terminal = await box.terminal("bash", id="t", env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]})
         await box.shell(id="s")

@@ -170,12 +170,12 @@ async def test_who_was_told_that_a_program_waits_is_not_told_again_until_more_ha
     stub.starts_command("cat")
     quiet = await manager.read_output(ANN, session_id)
     stub.reads()
-    asked = await manager.read_output(ANN, session_id, since=quiet.token, wait=5)
-    (chunk,) = asked.chunks
+    requested = await manager.read_output(ANN, session_id, since=quiet.token, wait=5)
+    (chunk,) = requested.chunks
     assert chunk.prompt is not None
-    assert (chunk.prompt.awaiting_input, asked.token > quiet.token) == (True, True)
-    again = await manager.read_output(ANN, session_id, since=asked.token, wait=0.05)
-    assert (again.chunks, again.token) == ((), asked.token)
+    assert (chunk.prompt.awaiting_input, requested.token > quiet.token) == (True, True)
+    again = await manager.read_output(ANN, session_id, since=requested.token, wait=0.05)
+    assert (again.chunks, again.token) == ((), requested.token)
 
 
 async def test_a_prompt_that_comes_in_pieces_is_told_whole(manager: SessionManager, fake: FakeExec) -> None:

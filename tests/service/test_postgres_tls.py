@@ -17,7 +17,7 @@ from holdfast.service.access.tokens import new_token
 from holdfast.service.problems import Invalid, Unavailable
 from holdfast.service.store import Store
 from tests.service.certificates import Certificates, make_certificates
-from tests.service.running_service import RunningService, new_place, running_service
+from tests.service.running_service import RunningService, new_home, running_service
 from tests.support.postgres import postgres_programs, running_cluster
 
 FLOOD_CALLS = 30
@@ -40,8 +40,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     programs = postgres_programs()
     if programs is None:
         pytest.skip("no PostgreSQL: initdb is neither in /usr/lib/postgresql/*/bin nor in PATH")
-    place = tmp_path_factory.mktemp("tls")
-    made, other = make_certificates(place / "ours"), make_certificates(place / "theirs")
+    home = tmp_path_factory.mktemp("tls")
+    made, other = make_certificates(home / "ours"), make_certificates(home / "theirs")
     with running_cluster(programs) as cluster:
         database = cluster.new_database().partition("@/")[2].partition("?")[0]
         yield Secured(made, other, cluster.listen_with_tls(made.certificate, made.key), database)
@@ -83,9 +83,9 @@ def flood(service: RunningService) -> None:
 
 def test_two_replicas_serve_an_agent_under_attack(secured: Secured) -> None:
     with (
-        new_place() as place,
-        running_service(place, "--store", secured.url()) as first,
-        running_service(place, "--store", secured.url()) as second,
+        new_home() as home,
+        running_service(home, "--store", secured.url()) as first,
+        running_service(home, "--store", secured.url()) as second,
     ):
         token = first.operator or second.operator
         floods = [threading.Thread(target=flood, args=(each,)) for each in (first, second)]
@@ -99,5 +99,5 @@ def test_two_replicas_serve_an_agent_under_attack(secured: Secured) -> None:
         for each in floods:
             each.join(60)
         second.call("CloseSession", token, sessionId=session_id)
-        verified = place.verb("audit", "verify", "--store", secured.url())
+        verified = home.verb("audit", "verify", "--store", secured.url())
         assert verified.returncode == 0, verified.stdout + verified.stderr

@@ -31,7 +31,7 @@ from holdfast.service.api import (
 from holdfast.service.assembly import ServiceReplica
 from holdfast.service.policy.engine import resolve
 from holdfast.service.policy.rules import RulesInvalid, load_rules
-from holdfast.service.previews.reach import why_unreachable
+from holdfast.service.previews.previews import why_unreachable
 from holdfast.service.previews.urls import PreviewUrls, split_path
 from holdfast.service.problems import Denied, Exhausted, Invalid, NotFound, NotNow
 from holdfast.service.settings import ServiceSettings
@@ -370,8 +370,8 @@ async def test_websockets_and_the_end_with_the_session(service: ServiceReplica, 
     ):
         async with visit.socket(url, **headers, authorization="Bearer hf_secret") as there:
             await there.send("hello")
-            said, _, seen = (await there.recv()).partition(" ")
-            assert said == "hello"
+            greeting, _, seen = (await there.recv()).partition(" ")
+            assert greeting == "hello"
             assert json.loads(seen)["path"] == "/"
             assert not {"cookie", "authorization"} & json.loads(seen)["headers"].keys()
     shared = await cookie_of(visit, made.path_url)

@@ -11,7 +11,7 @@ from holdfast import errors
 from holdfast.service.api import CreateRequest
 from holdfast.service.policy.rules import default_rules, load_rules
 from holdfast.service.problems import NotNow
-from holdfast.service.sessions.backend.connections import SandboxPool, problem_of
+from holdfast.service.sessions.backend.connections import SandboxConnections, problem_of
 from holdfast.service.sessions.backend.egress import Egress
 from holdfast.service.sessions.backend.preparation import Preparation
 from holdfast.service.sessions.manager import SessionManager
@@ -38,7 +38,7 @@ def store(clock: FakeClock) -> MemoryStore:
 
 def manager_at(sandbox: str, fake: FakeExec, store: MemoryStore, clock: FakeClock) -> SessionManager:
     """A manager with the built-in rules, and all that prepares and confines a session."""
-    pool = SandboxPool(connecting(fake), clock)
+    pool = SandboxConnections(connecting(fake), clock)
     preparation = Preparation(pool, Egress(pool, store, clock), own_uid)
     return SessionManager(
         store=store,
@@ -167,8 +167,10 @@ class Losing(FakeExec):
 async def test_why_a_session_was_lost_is_in_its_close_reason_and_its_event(
     store: MemoryStore, clock: FakeClock, error: errors.HoldfastError, reason: str
 ) -> None:
-    fake, told = Losing(), list[MetricEvent]()
-    async with running(make_manager(store, connecting(fake), clock=clock, told=told, prompt_seconds=0)) as manager:
+    fake, reported = Losing(), list[MetricEvent]()
+    async with running(
+        make_manager(store, connecting(fake), clock=clock, reported=reported, prompt_seconds=0)
+    ) as manager:
         session_id = (await manager.create(ANN, CreateRequest())).view.record.session_id
         follower = manager.leases.follower(session_id)
         assert follower is not None
@@ -182,7 +184,7 @@ async def test_why_a_session_was_lost_is_in_its_close_reason_and_its_event(
     assert event["detail"].startswith(f"ERROR ({reason}): ")
     assert error.message in event["detail"]
     # A metric has the category alone.
-    assert [each.detail for each in told if each.what == "session_over"] == [reason]
+    assert [each.detail for each in reported if each.what == "session_over"] == [reason]
 
 
 async def test_a_sandbox_made_again_at_the_same_address_is_used(clock: FakeClock) -> None:
@@ -192,7 +194,7 @@ async def test_a_sandbox_made_again_at_the_same_address_is_used(clock: FakeClock
         made.append(FakeExec())
         return made[-1]
 
-    pool = SandboxPool(connect, clock)
+    pool = SandboxConnections(connect, clock)
     with pytest.raises(errors.SandboxGone):
         async with pool.hold("kubernetes:team/web"):
             raise errors.SandboxGone("another pod has this name now")

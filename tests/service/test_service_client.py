@@ -27,7 +27,7 @@ from holdfast.service.problems import Unavailable
 from holdfast.session.v1 import session_pb2 as pb
 from tests.service.certificates import make_certificates
 from tests.service.fake_sessions import ANNA, OLGA, OverGrpc, chunk
-from tests.service.running_service import RunningService, new_place, running_service
+from tests.service.running_service import RunningService, new_home, running_service
 
 ASK = """
 [[profiles.default.commands.rules]]
@@ -39,10 +39,10 @@ SOME_TIME = Timestamp(seconds=1_700_000_000)
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[RunningService]:
-    with new_place() as place:
-        with open(f"{place.directory}/rules.toml", "w") as file:
+    with new_home() as home:
+        with open(f"{home.directory}/rules.toml", "w") as file:
             file.write(ASK)
-        with running_service(place, "--rules", f"{place.directory}/rules.toml") as started:
+        with running_service(home, "--rules", f"{home.directory}/rules.toml") as started:
             yield started
 
 

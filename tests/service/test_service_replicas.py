@@ -11,15 +11,22 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
-from tests.service.running_service import PATIENCE_SECONDS, Place, RunningService, new_place, running_service, until
+from tests.service.running_service import (
+    PATIENCE_SECONDS,
+    RunningService,
+    ServiceHome,
+    new_home,
+    running_service,
+    until,
+)
 from tests.support.postgres import Cluster
 
 LEASE_SECONDS = 2.0
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
-    with new_place() as made:
+def home() -> Iterator[ServiceHome]:
+    with new_home() as made:
         yield made
 
 
@@ -28,10 +35,10 @@ def text(encoded: str) -> str:
 
 
 def test_errors_of_the_database_show_callers_an_id_alone(
-    place: Place, postgres: Cluster, postgres_url: str
+    home: ServiceHome, postgres: Cluster, postgres_url: str
 ) -> None:
     url = make_url(postgres_url)
-    with running_service(place, "--store", postgres_url) as service:
+    with running_service(home, "--store", postgres_url) as service:
         session_id = service.call("CreateSession", service.operator)["sessionId"]
         postgres.stop("fast")
         try:
@@ -48,11 +55,11 @@ def test_errors_of_the_database_show_callers_an_id_alone(
             postgres.resume()
 
 
-def test_a_session_outlives_the_replica_that_made_it(place: Place, postgres_url: str) -> None:
+def test_a_session_outlives_the_replica_that_made_it(home: ServiceHome, postgres_url: str) -> None:
     settings = {"HOLDFAST_SERVICE_LEASE_SECONDS": str(LEASE_SECONDS)}
     with (
-        running_service(place, "--store", postgres_url, **settings) as first,
-        running_service(place, "--store", postgres_url, **settings) as second,
+        running_service(home, "--store", postgres_url, **settings) as first,
+        running_service(home, "--store", postgres_url, **settings) as second,
     ):
         token = first.operator or second.operator
         assert bool(first.operator) != bool(second.operator)
@@ -74,15 +81,15 @@ def test_a_session_outlives_the_replica_that_made_it(place: Place, postgres_url:
     assert [int(row["seq"]) for row in rows] == list(range(1, len(rows) + 1))
     ended = [json.loads(row["body"]) for row in rows if row["kind"] == "command_ended"]
     assert [each["output"].strip() for each in ended] == ["at-0", "at-1", "still"]
-    verified = place.verb("audit", "verify", "--store", postgres_url)
+    verified = home.verb("audit", "verify", "--store", postgres_url)
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
-def test_every_replica_returns_what_a_session_uses(place: Place, postgres_url: str) -> None:
+def test_every_replica_returns_what_a_session_uses(home: ServiceHome, postgres_url: str) -> None:
     settings = {"HOLDFAST_SERVICE_MONITOR_INTERVAL": "0.2"}
     with (
-        running_service(place, "--store", postgres_url, **settings) as first,
-        running_service(place, "--store", postgres_url, **settings) as second,
+        running_service(home, "--store", postgres_url, **settings) as first,
+        running_service(home, "--store", postgres_url, **settings) as second,
     ):
         token = first.operator or second.operator
         session_id = first.call("CreateSession", token, kind="SHELL")["sessionId"]

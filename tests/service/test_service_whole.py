@@ -18,10 +18,10 @@ from holdfast.service.problems import Denied
 from holdfast.session.v1 import session_pb2 as pb, session_pb2_grpc
 from tests.service.running_service import (
     PATIENCE_SECONDS,
-    Place,
     RunningService,
+    ServiceHome,
     needs_curl,
-    new_place,
+    new_home,
     running_service,
     until,
 )
@@ -66,17 +66,17 @@ def host() -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
-    with new_place() as made:
+def home() -> Iterator[ServiceHome]:
+    with new_home() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def service(place: Place, host: int) -> Iterator[RunningService]:
-    rules = os.path.join(place.directory, "rules.toml")
+def service(home: ServiceHome, host: int) -> Iterator[RunningService]:
+    rules = os.path.join(home.directory, "rules.toml")
     with open(rules, "w") as file:
         file.write(RULES.format(port=host))
-    with running_service(place, "--rules", rules, HOLDFAST_SERVICE_MONITOR_INTERVAL="0.2") as started:
+    with running_service(home, "--rules", rules, HOLDFAST_SERVICE_MONITOR_INTERVAL="0.2") as started:
         yield started
 
 
@@ -85,10 +85,10 @@ class Client:
 
     def __init__(self, channel: grpc.Channel, token: str) -> None:
         self._stub: Any = session_pb2_grpc.SessionServiceStub(channel)  # type: ignore[no-untyped-call]
-        self._who = (("authorization", f"Bearer {token}"),)
+        self._caller = (("authorization", f"Bearer {token}"),)
 
     def call(self, method: str, request: Any) -> Any:
-        return getattr(self._stub, method)(request, metadata=self._who, timeout=PATIENCE_SECONDS)
+        return getattr(self._stub, method)(request, metadata=self._caller, timeout=PATIENCE_SECONDS)
 
     def create(self, **fields: Any) -> str:
         return str(self.call("CreateSession", pb.CreateSessionRequest(**fields)).session_id)
@@ -110,7 +110,7 @@ def client(service: RunningService, token: str) -> Iterator[Client]:
 @pytest.fixture
 def agent(service: RunningService, request: pytest.FixtureRequest) -> Iterator[Client]:
     name = request.node.name.replace("[", "-").rstrip("]")[-60:]
-    with client(service, service.place.new_agent(name)) as made:
+    with client(service, service.home.new_agent(name)) as made:
         yield made
 
 
@@ -137,7 +137,7 @@ def test_happy_path_over_grpc(agent: Client) -> None:
 
 def test_stop_does_not_end_the_sessions_of_a_service(service: RunningService, agent: Client) -> None:
     session_id = agent.create()
-    refused = service.place.holdfast("stop")
+    refused = service.home.holdfast("stop")
     assert refused.returncode == 1
     assert f"holdfast-service (pid {service.process.pid}" in refused.stderr
     assert "nothing was stopped" in refused.stderr
@@ -157,22 +157,22 @@ def test_a_command_under_ask_waits_for_an_operator(agent: Client, operator: Clie
             types=[pb.SessionEvent.APPROVAL_REQUESTED, pb.SessionEvent.APPROVAL_ANSWERED],
         ),
     )
-    asked = agent.call("SendInput", pb.SendInputRequest(session_id=session_id, data=b"rm file && echo gone\n"))
-    assert not asked.accepted
+    requested = agent.call("SendInput", pb.SendInputRequest(session_id=session_id, data=b"rm file && echo gone\n"))
+    assert not requested.accepted
     waiting = operator.call("ListApprovals", pb.ListApprovalsRequest(session_id=session_id)).approvals
-    assert [each.approval_id for each in waiting] == [asked.approval_id]
+    assert [each.approval_id for each in waiting] == [requested.approval_id]
     with pytest.raises(grpc.RpcError) as refused:
-        agent.call("AnswerApproval", pb.AnswerApprovalRequest(approval_id=asked.approval_id, approve=True))
+        agent.call("AnswerApproval", pb.AnswerApprovalRequest(approval_id=requested.approval_id, approve=True))
     assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
-    answer = pb.AnswerApprovalRequest(approval_id=asked.approval_id, approve=True, comment="go on")
+    answer = pb.AnswerApprovalRequest(approval_id=requested.approval_id, approve=True, comment="go on")
     assert operator.call("AnswerApproval", answer).outcome == "approved"
-    told = [next(events), next(events)]
+    reported = [next(events), next(events)]
     events.cancel()
-    assert [each.type for each in told] == [
+    assert [each.type for each in reported] == [
         pb.SessionEvent.APPROVAL_REQUESTED,
         pb.SessionEvent.APPROVAL_ANSWERED,
     ]
-    assert {each.approval_id for each in told} == {asked.approval_id}
+    assert {each.approval_id for each in reported} == {requested.approval_id}
     assert agent.run(session_id, "ls file").exit_code != 0
     agent.close(session_id)
 
@@ -190,7 +190,7 @@ def test_a_denied_command_is_refused_with_its_rule_and_written_down(agent: Clien
 
 
 def test_an_agent_has_the_profile_that_it_was_given(service: RunningService) -> None:
-    token = service.place.new_agent("listed", "--profile", "open")
+    token = service.home.new_agent("listed", "--profile", "open")
     with client(service, token) as agent:
         session_id = agent.create()
         found = agent.call("GetSession", pb.GetSessionRequest(session_id=session_id)).metadata
@@ -200,7 +200,7 @@ def test_an_agent_has_the_profile_that_it_was_given(service: RunningService) -> 
 
 @needs_curl
 def test_an_allow_list_lets_through_what_is_on_it_and_nothing_else(service: RunningService, host: int) -> None:
-    token = service.place.new_agent("fetcher", "--profile", "open")
+    token = service.home.new_agent("fetcher", "--profile", "open")
     with client(service, token) as agent:
         session_id = agent.create(kind=pb.SHELL)
         found = agent.call("GetSession", pb.GetSessionRequest(session_id=session_id)).metadata
@@ -217,20 +217,20 @@ def test_an_allow_list_lets_through_what_is_on_it_and_nothing_else(service: Runn
         decisions = [json.loads(row.body) for row in agent.call("ListAudit", wanted).records]
         assert [each.get("allowed") for each in decisions] == [True, False], decisions
         agent.close(session_id)
-    until(lambda: f"egress-{session_id}" not in service.place.verb("ps", "--json").stdout)
+    until(lambda: f"egress-{session_id}" not in service.home.verb("ps", "--json").stdout)
 
 
 def test_a_session_over_a_limit_that_nobody_enforces_is_ended_by_the_monitor(service: RunningService) -> None:
-    token = service.place.new_agent("noisy", "--profile", "small")
+    token = service.home.new_agent("noisy", "--profile", "small")
     with client(service, token) as agent:
         session_id = agent.create(kind=pb.TERMINAL)
         events = agent.call("SubscribeSessionEvents", pb.SubscribeSessionEventsRequest(session_id=session_id))
         agent.call(
             "SendInput", pb.SendInputRequest(session_id=session_id, data=b"yes | head -c 300000; sleep 1000\n")
         )
-        told = next(event for event in events if event.type == pb.SessionEvent.POLICY_VIOLATION)
+        reported = next(event for event in events if event.type == pb.SessionEvent.POLICY_VIOLATION)
         events.cancel()
-        assert "output" in told.detail.lower()
+        assert "output" in reported.detail.lower()
         agent.close(session_id)
 
 

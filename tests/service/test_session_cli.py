@@ -16,7 +16,7 @@ import pytest
 
 import holdfast.sync
 from tests.e2e.test_cli_terminals import DETACH, Person
-from tests.service.running_service import PATIENCE_SECONDS, RunningService, new_place, running_service, until
+from tests.service.running_service import PATIENCE_SECONDS, RunningService, new_home, running_service, until
 from tests.support.parts import needs
 
 pytestmark = needs("bash")
@@ -36,7 +36,7 @@ class Operator:
         self.environ = {"HOLDFAST_SERVICE": f"http://{service.grpc}", "HOLDFAST_SERVICE_TOKEN": service.operator}
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.service.place.verb("session", *arguments, **self.environ)
+        return self.service.home.verb("session", *arguments, **self.environ)
 
     def printed(self, *arguments: str) -> str:
         done = self(*arguments)
@@ -47,15 +47,15 @@ class Operator:
         return json.loads(self.printed(*arguments, "--json"))
 
     def start(self, *arguments: str, **more: Any) -> subprocess.Popen[bytes]:
-        environ = {**self.service.place.environ, **self.environ, "TERM": "xterm-256color"}
+        environ = {**self.service.home.environ, **self.environ, "TERM": "xterm-256color"}
         return subprocess.Popen([sys.executable, "-m", "holdfast", "session", *arguments], env=environ, **more)
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[RunningService]:
-    with new_place() as place:
-        (Path(place.directory) / "rules.toml").write_text(ASK)
-        with running_service(place, "--rules", f"{place.directory}/rules.toml") as started:
+    with new_home() as home:
+        (Path(home.directory) / "rules.toml").write_text(ASK)
+        with running_service(home, "--rules", f"{home.directory}/rules.toml") as started:
             yield started
 
 
@@ -70,11 +70,11 @@ def test_open_list_run_audit_and_close(operator: Operator, tmp_path: Path) -> No
     assert (listed["sessionId"], listed["kind"], listed["labels"]) == (id, "shell", {"task": "17"})
     assert re.search(rf"^{id} +operator +shell +idle .* task=17$", operator.printed(), re.MULTILINE)
     (tmp_path / "token").write_text(operator.service.operator + "\n")
-    place, options = (
-        operator.service.place,
+    home, options = (
+        operator.service.home,
         ("--service", operator.service.grpc, "--token-file", f"{tmp_path}/token"),
     )
-    ran = place.holdfast("session", "run", *options, "--session", id, "echo $A; echo no >&2; (exit 7)")
+    ran = home.holdfast("session", "run", *options, "--session", id, "echo $A; echo no >&2; (exit 7)")
     assert (ran.returncode, ran.stdout, ran.stderr) == (7, "1\n", "no\n")
     assert operator.json("run", "pwd", "--cwd", operator.json("open", "--kind", "shell")["cwd"])["exitCode"] == 0
     rows = [json.loads(line) for line in operator.printed("audit", id, "--json").splitlines()]
@@ -111,8 +111,8 @@ def test_an_approval_is_watched_listed_approved_and_denied(operator: Operator) -
 
 def test_a_session_in_a_terminal_draws_types_follows_the_size_and_detaches() -> None:
     with (
-        new_place() as place,
-        running_service(place) as started,
+        new_home() as home,
+        running_service(home) as started,
         holdfast.sync.ServiceClient(started.grpc, token=started.operator) as client,
         contextlib.closing(Person(20, 70)) as person,
     ):

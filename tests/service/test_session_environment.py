@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.service.running_service import Place, RunningService, new_place, running_service
+from tests.service.running_service import RunningService, ServiceHome, new_home, running_service
 
 VALUE = "S3cr3t-of-the-service"
 #: Of the service's environment: what an attack found in a session.
@@ -40,23 +40,23 @@ profiles = ["builds"]
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
-    with new_place() as made:
+def home() -> Iterator[ServiceHome]:
+    with new_home() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def service(place: Place) -> Iterator[RunningService]:
-    rules = os.path.join(place.directory, "rules.toml")
+def service(home: ServiceHome) -> Iterator[RunningService]:
+    rules = os.path.join(home.directory, "rules.toml")
     with open(rules, "w") as file:
         file.write(RULES)
-    with running_service(place, "--rules", rules, **SECRETS, **PLAIN) as started:
+    with running_service(home, "--rules", rules, **SECRETS, **PLAIN) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def token(service: RunningService) -> str:
-    return service.place.new_agent("builder")
+    return service.home.new_agent("builder")
 
 
 def environment_of(service: RunningService, token: str, **create: object) -> dict[str, str]:
@@ -89,7 +89,7 @@ def test_rules_let_variables_through_and_never_secrets(service: RunningService, 
 def test_the_server_and_the_proxies_of_sessions_have_no_secrets(service: RunningService, token: str) -> None:
     """The machine's server, which the service has started, its keeper, and the proxy of an allow-list."""
     created = service.call("CreateSession", token, kind="SHELL", policy={"profile": "builds"})
-    status = json.loads(service.place.verb("status", "--json").stdout)
+    status = json.loads(service.home.verb("status", "--json").stdout)
     found = 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -122,10 +122,10 @@ with holdfast.BashExecutor(sessions=False, env={"GIVEN": "here"}) as bash:
 
 
 def test_an_executor_without_sessions_hands_on_no_secret() -> None:
-    with new_place() as place:
+    with new_home() as home:
         done = subprocess.run(
             [sys.executable, "-c", RUN_WITHOUT_SESSIONS],
-            env={**place.environ, **SECRETS, **PLAIN},
+            env={**home.environ, **SECRETS, **PLAIN},
             capture_output=True,
             text=True,
             timeout=60,

@@ -40,7 +40,7 @@ class ScriptedService(grpc.GenericRpcHandler):
         self.tokens: set[str] = set()
         self.script: dict[str, list[Answer]] = {}
 
-    def asked(self, method: str) -> list[Any]:
+    def requested(self, method: str) -> list[Any]:
         return [request for name, request in self.calls if name == method]
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
@@ -49,10 +49,10 @@ class ScriptedService(grpc.GenericRpcHandler):
 
         def answer(request: Any, context: grpc.ServicerContext) -> Message:
             self.calls.append((name, request))
-            said = self.script[name].pop(0)
-            if isinstance(said, grpc.StatusCode):
-                context.abort(said, f"said {said.name}")
-            return said
+            scripted = self.script[name].pop(0)
+            if isinstance(scripted, grpc.StatusCode):
+                context.abort(scripted, f"said {scripted.name}")
+            return scripted
 
         def as_bytes(reply: Message) -> bytes:
             return reply.SerializeToString()
@@ -93,14 +93,14 @@ def test_one_session_serves_all_commands_and_is_closed_in_the_end(scripted: tupl
         assert bash.run("echo a").stdout == "a"
         result = bash.run("echo b; exit 3", timeout=2.5)
     assert (result.stdout, result.exit_code, result.duration, result.success) == ("b", 3, 1.5, False)
-    create = service.asked("CreateSession")[0]
+    create = service.requested("CreateSession")[0]
     assert (create.initial_cwd, dict(create.environment), create.kind) == ("/srv", {"A": "1"}, pb.SHELL)
     assert create.policy.profile == "ci"
-    assert [(run.session_id, run.command, run.timeout_ms) for run in service.asked("RunCommand")] == [
+    assert [(run.session_id, run.command, run.timeout_ms) for run in service.requested("RunCommand")] == [
         ("s1", "echo a", 0),
         ("s1", "echo b; exit 3", 2500),
     ]
-    assert service.asked("CloseSession")[0].session_id == "s1"
+    assert service.requested("CloseSession")[0].session_id == "s1"
     assert service.tokens == {"Bearer hf_x"}
 
 
@@ -115,7 +115,7 @@ async def test_the_same_on_an_event_loop(scripted: tuple[ScriptedService, str]) 
         assert (await bash.run_async("echo a")).stdout == "a"
         late = await bash.run_async("sleep 100", timeout=0.1)
     assert (late.timed_out, late.exit_code) == (True, 124)
-    assert len(service.asked("CloseSession")) == 1
+    assert len(service.requested("CloseSession")) == 1
 
 
 def test_a_session_that_died_is_made_again_and_the_command_runs(scripted: tuple[ScriptedService, str]) -> None:
@@ -129,10 +129,10 @@ def test_a_session_that_died_is_made_again_and_the_command_runs(scripted: tuple[
     with holdfast.BashExecutor(address, token="hf_x") as bash:
         bash.run("echo a")
         assert bash.run("echo b").stdout == "b"
-    first, second = service.asked("CreateSession")
+    first, second = service.requested("CreateSession")
     assert first.request_id != second.request_id
-    assert [run.session_id for run in service.asked("RunCommand")] == ["s1", "s1", "s2"]
-    assert service.asked("CloseSession")[0].session_id == "s2"
+    assert [run.session_id for run in service.requested("RunCommand")] == ["s1", "s1", "s2"]
+    assert service.requested("CloseSession")[0].session_id == "s2"
 
 
 def test_a_command_that_ends_its_session_has_its_exit_code_and_the_next_gets_another(
@@ -147,7 +147,7 @@ def test_a_command_that_ends_its_session_has_its_exit_code_and_the_next_gets_ano
     with holdfast.BashExecutor(address, token="hf_x") as bash:
         assert bash.run("exit 3").exit_code == 3
         assert bash.run("echo b").stdout == "b"
-    assert [run.session_id for run in service.asked("RunCommand")] == ["s1", "s2"]
+    assert [run.session_id for run in service.requested("RunCommand")] == ["s1", "s2"]
 
 
 def test_a_refusal_of_a_living_session_is_told_and_not_repeated(scripted: tuple[ScriptedService, str]) -> None:
@@ -163,7 +163,7 @@ def test_a_refusal_of_a_living_session_is_told_and_not_repeated(scripted: tuple[
             bash.run("true")
         with pytest.raises(problems.Denied, match="said PERMISSION_DENIED"):
             bash.run("rm -rf /")
-    assert len(service.asked("CreateSession")) == 1
+    assert len(service.requested("CreateSession")) == 1
 
 
 def test_a_service_that_is_away_is_asked_again_with_the_same_ids(scripted: tuple[ScriptedService, str]) -> None:
@@ -176,8 +176,8 @@ def test_a_service_that_is_away_is_asked_again_with_the_same_ids(scripted: tuple
     }
     with holdfast.BashExecutor(address, token="hf_x") as bash:
         assert bash.run("echo a").stdout == "a"
-    assert len({create.request_id for create in service.asked("CreateSession")}) == 1
-    assert len({run.request_id for run in service.asked("RunCommand")}) == 1
+    assert len({create.request_id for create in service.requested("CreateSession")}) == 1
+    assert len({run.request_id for run in service.requested("RunCommand")}) == 1
 
 
 def test_a_service_that_stays_away_is_told_once_the_time_is_up() -> None:
@@ -286,7 +286,9 @@ def test_without_persistence_each_command_brings_its_own_session(scripted: tuple
     with holdfast.BashExecutor(address, token="hf_x", persistent=False, sandbox="docker:x") as bash:
         bash.run("echo a")
         bash.run("echo b")
-    assert [(run.session_id, run.create.sandbox) for run in service.asked("RunCommand")] == [("", "docker:x")] * 2
+    assert [(run.session_id, run.create.sandbox) for run in service.requested("RunCommand")] == [
+        ("", "docker:x")
+    ] * 2
 
 
 def test_closing_a_session_that_is_over_is_no_error(scripted: tuple[ScriptedService, str]) -> None:
@@ -298,7 +300,7 @@ def test_closing_a_session_that_is_over_is_no_error(scripted: tuple[ScriptedServ
     }
     with holdfast.BashExecutor(address, token="hf_x") as bash:
         bash.run("echo a")
-    assert len(service.asked("CloseSession")) == 1
+    assert len(service.requested("CloseSession")) == 1
 
 
 # --- the flag --------------------------------------------------------------------------------------------------

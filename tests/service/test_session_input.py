@@ -342,12 +342,12 @@ async def test_a_continuation_prompt_is_told_once_and_the_session_is_not_idle(
     await manager.send_input(ANN, session_id, b"echo 'a\n")
     stub.prints("echo 'a\r\n")
     stub.shows_continuation("> ")
-    told = await manager.read_output(ANN, session_id)
-    assert told.state == "BUSY"
-    last = told.chunks[-1]
+    reported = await manager.read_output(ANN, session_id)
+    assert reported.state == "BUSY"
+    last = reported.chunks[-1]
     assert last.prompt is not None
     assert (last.prompt.awaiting_input, last.state) == (True, "BUSY")
-    again = await manager.read_output(ANN, session_id, since=told.token, wait=0.05)
+    again = await manager.read_output(ANN, session_id, since=reported.token, wait=0.05)
     assert (again.chunks, again.state) == ((), "BUSY")
 
 

@@ -19,7 +19,7 @@ from holdfast.service.policy.made_sandbox import check_made_sandbox, find_made_s
 from holdfast.service.policy.rules import RulesInvalid, load_rules
 from holdfast.service.problems import Denied, Invalid
 from holdfast.service.sandboxes.session_pools import PREFIX, SessionPools
-from tests.service.running_service import Place, RunningService, new_place, running_service, until
+from tests.service.running_service import RunningService, ServiceHome, new_home, running_service, until
 from tests.support.parts import require
 
 RULES = """
@@ -50,8 +50,8 @@ LEASE_SECONDS = 2.0
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    with new_place() as made:
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceHome]:
+    with new_home() as made:
         fleet = Path(made.directory, "f")
         fleet.mkdir(mode=0o711)
         made.environ["HOLDFAST_FLEET_DIRECTORY"] = str(fleet)
@@ -70,8 +70,8 @@ def jails() -> list[SandboxRef]:
     return asyncio.run(listed())
 
 
-def rules_of(place: Place) -> tuple[str, str]:
-    return "--rules", str(Path(place.directory, "rules.toml"))
+def rules_of(home: ServiceHome) -> tuple[str, str]:
+    return "--rules", str(Path(home.directory, "rules.toml"))
 
 
 def opened(service: RunningService, token: str) -> tuple[str, str]:
@@ -137,9 +137,9 @@ def test_a_mistake_in_a_pool_refuses_the_file(text: str, complaint: str) -> None
 # --- one service -------------------------------------------------------------------------------------------------
 
 
-def test_a_session_has_a_sandbox_of_a_pool_also_after_the_service_was_killed(place: Place) -> None:
+def test_a_session_has_a_sandbox_of_a_pool_also_after_the_service_was_killed(home: ServiceHome) -> None:
     require("bwrap")
-    with running_service(place, *rules_of(place)) as service:
+    with running_service(home, *rules_of(home)) as service:
         token = service.operator
         until(lambda: metric(service, 'holdfast_pool_sandboxes{pool="jails",state="warm"}') == 1)
         (warm,) = jails()
@@ -156,7 +156,7 @@ def test_a_session_has_a_sandbox_of_a_pool_also_after_the_service_was_killed(pla
         until(lambda: metric(service, 'holdfast_pool_sandboxes{pool="jails",state="warm"}') == 1)
         service.process.kill()
         service.process.wait(60)
-    with running_service(place, *rules_of(place)) as service:
+    with running_service(home, *rules_of(home)) as service:
         # The session goes on in its sandbox, and the pool counts the sandbox.
         assert printed(service, token, session_id, "cat /root/flag") == "prepared"
         until(lambda: metric(service, 'holdfast_pool_sandboxes{pool="jails",state="in_use"}') == 1)
@@ -169,14 +169,14 @@ def test_a_session_has_a_sandbox_of_a_pool_also_after_the_service_was_killed(pla
 
 
 def test_another_replica_removes_the_sandbox_of_a_session_whose_replica_was_killed(
-    place: Place, postgres_url: str
+    home: ServiceHome, postgres_url: str
 ) -> None:
     require("bwrap")
     settings = {"HOLDFAST_SERVICE_LEASE_SECONDS": str(LEASE_SECONDS)}
-    arguments = (*rules_of(place), "--store", postgres_url)
+    arguments = (*rules_of(home), "--store", postgres_url)
     with (
-        running_service(place, *arguments, **settings) as first,
-        running_service(place, *arguments, **settings) as second,
+        running_service(home, *arguments, **settings) as first,
+        running_service(home, *arguments, **settings) as second,
     ):
         token = first.operator or second.operator
         session_id, taken = opened(first, token)

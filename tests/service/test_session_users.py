@@ -32,7 +32,7 @@ from holdfast.service.settings import load_settings
 from holdfast.service.types import SessionPolicy
 from holdfast.types import Confinement, EnvironmentInfo, ShellInfo
 from tests.service.conftest import OpenStore
-from tests.service.running_service import Place, RunningService, new_place, running_service
+from tests.service.running_service import RunningService, ServiceHome, new_home, running_service
 from tests.support.parts import needs as needs_program
 
 OFFERED = {feature.word.partition(":")[0]: feature.missing for feature in detect_features()}
@@ -126,8 +126,8 @@ def write_private(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
-    with new_place() as made:
+def home() -> Iterator[ServiceHome]:
+    with new_home() as made:
         yield made
 
 
@@ -147,11 +147,11 @@ def workspaces() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def service(place: Place, workspaces: Path) -> Iterator[RunningService]:
-    rules = os.path.join(place.directory, "rules.toml")
+def service(home: ServiceHome, workspaces: Path) -> Iterator[RunningService]:
+    rules = os.path.join(home.directory, "rules.toml")
     Path(rules).write_text(RULES.format(workspaces=workspaces))
     uids = f"{FIRST}-{FIRST + 99}"
-    with running_service(place, "--rules", rules, HOLDFAST_SERVICE_SESSION_UIDS=uids) as started:
+    with running_service(home, "--rules", rules, HOLDFAST_SERVICE_SESSION_UIDS=uids) as started:
         yield started
 
 
@@ -166,8 +166,8 @@ def ran(service: RunningService, token: str, session: str, command: str) -> str:
 
 @as_root
 @needs_jail
-def test_what_root_alone_may_read_is_closed_to_a_session(service: RunningService, place: Place) -> None:
-    token = place.new_agent("reader")
+def test_what_root_alone_may_read_is_closed_to_a_session(service: RunningService, home: ServiceHome) -> None:
+    token = home.new_agent("reader")
     with directory_in("/etc") as etc, directory_in("/opt") as opt:
         deep = etc / "a" / "b" / "c" / "d"
         deep.mkdir(parents=True)
@@ -185,9 +185,9 @@ def test_what_root_alone_may_read_is_closed_to_a_session(service: RunningService
 @as_root
 @needs_jail
 def test_each_agent_has_a_user_and_a_workspace_of_its_own(
-    service: RunningService, place: Place, workspaces: Path
+    service: RunningService, home: ServiceHome, workspaces: Path
 ) -> None:
-    tokens = {name: place.new_agent(name) for name in ("owner", "other")}
+    tokens = {name: home.new_agent(name) for name in ("owner", "other")}
     seen: dict[str, int] = {}
     for name, token in tokens.items():
         for kind in ("SHELL", "TERMINAL"):
@@ -205,8 +205,10 @@ def test_each_agent_has_a_user_and_a_workspace_of_its_own(
 
 @as_root
 @needs_jail
-def test_a_workspace_of_another_owner_is_refused(service: RunningService, place: Place, workspaces: Path) -> None:
-    token = place.new_agent("late")
+def test_a_workspace_of_another_owner_is_refused(
+    service: RunningService, home: ServiceHome, workspaces: Path
+) -> None:
+    token = home.new_agent("late")
     workspace = workspaces / "late"
     workspace.mkdir(0o700)
     status, reply = service.post("CreateSession", token, kind="SHELL")
@@ -221,10 +223,10 @@ def test_a_workspace_of_another_owner_is_refused(service: RunningService, place:
 @as_root
 @pytest.mark.parametrize("mode", [*MODES[1:], "none"])
 def test_a_session_without_a_jail_has_a_user_of_its_own_too(
-    service: RunningService, place: Place, workspaces: Path, mode: str
+    service: RunningService, home: ServiceHome, workspaces: Path, mode: str
 ) -> None:
     name = f"in-{mode}"
-    token = place.new_agent(name, "--profile", mode)
+    token = home.new_agent(name, "--profile", mode)
     with directory_in("/etc") as etc:
         private = write_private(etc / "key")
         for kind in ("SHELL", "TERMINAL"):
@@ -237,8 +239,10 @@ def test_a_session_without_a_jail_has_a_user_of_its_own_too(
 
 @as_root
 @needs_jail
-def test_rules_may_keep_the_user_of_the_server(service: RunningService, place: Place, workspaces: Path) -> None:
-    token = place.new_agent("trusted", "--profile", "trusted")
+def test_rules_may_keep_the_user_of_the_server(
+    service: RunningService, home: ServiceHome, workspaces: Path
+) -> None:
+    token = home.new_agent("trusted", "--profile", "trusted")
     session = opened(service, token)
     assert ran(service, token, session, "id -u; touch made").strip() == "0"
     assert (workspaces / "trusted" / "made").stat().st_uid == 0
@@ -351,9 +355,9 @@ def test_a_service_of_another_user_runs_sessions_as_itself() -> None:
         os.chown(home, UID, UID)
         (home / "local").mkdir(0o700)
         os.chown(home / "local", UID, UID)
-        place, become = Place(str(home)), becoming(home)
+        service_home, become = ServiceHome(str(home)), becoming(home)
         try:
-            with running_service(place, through=become) as service:
+            with running_service(service_home, through=become) as service:
                 for kind in ("SHELL", "TERMINAL"):
                     session = opened(service, service.operator, kind)
                     shown = ran(service, service.operator, session, "id -u; touch made && stat -c %u made")
@@ -363,4 +367,4 @@ def test_a_service_of_another_user_runs_sessions_as_itself() -> None:
                     assert not mode & stat.S_ISUID
         finally:
             command = [*become, sys.executable, "-m", "holdfast", "stop", "--force"]
-            subprocess.run(command, env=place.environ, capture_output=True, check=False, timeout=60)
+            subprocess.run(command, env=service_home.environ, capture_output=True, check=False, timeout=60)

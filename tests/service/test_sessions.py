@@ -97,7 +97,7 @@ async def test_values_that_look_like_secrets_are_not_shown(store: MemoryStore, f
     async with running(make_manager(store, connecting(fake), text=rules)) as manager:
         record = (await manager.create(ANN, CreateRequest())).view.record
         assert record.environment == {"DB_PASSWORD": "[hidden]"}
-        assert fake.terminal(record.session_id).asked.env == {"DB_PASSWORD": "hunter2"}
+        assert fake.terminal(record.session_id).requested.env == {"DB_PASSWORD": "hunter2"}
         assert not any("hunter2" in row.body for row in store.log)
 
 
@@ -326,18 +326,18 @@ async def test_a_sandbox_that_cannot_be_reached_makes_the_state_unknown_not_an_e
 async def test_a_sandbox_that_is_known_to_be_gone_ends_its_sessions(
     store: MemoryStore, fake: FakeExec, clock: FakeClock
 ) -> None:
-    told: list[MetricEvent] = []
+    reported: list[MetricEvent] = []
     async with running(make_manager(store, connecting(fake), clock=clock)) as first:
         session_id = (await first.create(ANN, CreateRequest())).view.record.session_id
 
     async def gone(address: str) -> Any:
         raise SandboxGone("no such container")
 
-    async with running(make_manager(store, gone, clock=clock, told=told)) as second:
+    async with running(make_manager(store, gone, clock=clock, reported=reported)) as second:
         follower = second.leases.follower(session_id)
         if follower is not None:
             await follower.over.wait()
         view = await second.get(ANN, session_id)
         assert (view.state, "no such container" in view.record.summary) == ("ERROR", True)
         assert store.kinds(session_id)[-3:] == ["error", "session_closed", "event"]
-        assert [each.what for each in told] == ["lease_taken", "session_over"]
+        assert [each.what for each in reported] == ["lease_taken", "session_over"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.sandbox import open_exec
+from holdfast.client.opening import open_exec
 from holdfast.config import ExecServerConfig
 from holdfast.exec_api import ExecApi
 from holdfast.runtime.local import LocalExec
@@ -29,7 +29,7 @@ def server() -> Iterator[RunningServer]:
 
 
 @pytest.fixture(params=["inprocess", "unix"])
-async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+async def location(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
     """A way to real shells: in this process, or through a server's socket as with the address `local`."""
     if request.param == "inprocess":
         api = LocalExec(ExecServerConfig(spool_directory=str(tmp_path / "spool")))
@@ -52,8 +52,8 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-async def manager(place: Any, store: Store) -> AsyncIterator[SessionManager]:
-    async with running(make_manager(store, place)) as manager:
+async def manager(location: Any, store: Store) -> AsyncIterator[SessionManager]:
+    async with running(make_manager(store, location)) as manager:
         yield manager
 
 
@@ -179,10 +179,10 @@ async def test_long_running_process_is_stopped_by_a_control_action(manager: Sess
 
 @pytest.mark.parametrize("kept", [False, True])
 async def test_background_process_cleanup_follows_the_policy(
-    place: Any, store: Store, kept: bool, tmp_path: Path
+    location: Any, store: Store, kept: bool, tmp_path: Path
 ) -> None:
     rules = "[profiles.default.background]\noutlive = true\n"
-    async with running(make_manager(store, place, text=rules)) as manager:
+    async with running(make_manager(store, location, text=rules)) as manager:
         created = await manager.create(ANN, CreateRequest(policy=PolicyRequest(allow_background=kept)))
         session_id = created.view.record.session_id
         ran = await manager.run_command(ANN, RunRequest("sleep 100 & echo pid $!", session_id))
@@ -217,8 +217,10 @@ async def test_failure_handling_a_shell_crash_is_an_error_with_audit_rows(
     assert [event async for event in manager.events(ANN, session_id)] == []  # over: nothing comes any more
 
 
-async def test_reconnect_flow_a_restarted_service_finds_its_sessions_and_goes_on(place: Any, store: Store) -> None:
-    first = make_manager(store, place, replica="one")
+async def test_reconnect_flow_a_restarted_service_finds_its_sessions_and_goes_on(
+    location: Any, store: Store
+) -> None:
+    first = make_manager(store, location, replica="one")
     await first.start()
     created = await first.create(ANN, CreateRequest(labels={"job": "7"}))
     session_id = created.view.record.session_id
@@ -230,7 +232,7 @@ async def test_reconnect_flow_a_restarted_service_finds_its_sessions_and_goes_on
     await first.send_input(ANN, session_id, b"sleep 0.3; (exit 7)\n")
     await first.stop()
 
-    async with running(make_manager(store, place, replica="two")) as second:
+    async with running(make_manager(store, location, replica="two")) as second:
         view = await second.get(ANN, session_id)
         assert (view.record.labels, view.state in ("BUSY", "IDLE")) == ({"job": "7"}, True)
         _, token, chunks = await read_until(second, session_id, lambda _, chunk: chunk.exit_code is not None, token)
@@ -271,12 +273,12 @@ async def test_a_shell_session_has_its_streams_apart_and_is_read_by_token(manage
     _, token, chunks = await read_until(
         manager, session_id, lambda _, chunk: chunk.command_id == second.command_id and chunk.exit_code == 0
     )
-    told = [(chunk.command_id, chunk.stream, chunk.payload, chunk.exit_code) for chunk in chunks]
-    assert sorted(told[:2]) == [
+    reported = [(chunk.command_id, chunk.stream, chunk.payload, chunk.exit_code) for chunk in chunks]
+    assert sorted(reported[:2]) == [
         (first.command_id, "stderr", b"err\n", None),
         (first.command_id, "stdout", b"out\n", None),
     ]
-    assert told[2:] == [
+    assert reported[2:] == [
         (first.command_id, "", b"", 3),
         (second.command_id, "stdout", b"/tmp\n", None),
         (second.command_id, "", b"", 0),

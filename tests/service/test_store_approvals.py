@@ -15,7 +15,7 @@ from tests.service.conftest import OpenStore
 from tests.service.session_records import record
 
 
-def asked(approval_id: str = "p1", **fields: object) -> Approval:
+def requested(approval_id: str = "p1", **fields: object) -> Approval:
     values = {"session_id": "s1", "agent_id": "a", "command": "rm -r x", "reason": "rules.toml:3"}
     times = {"asked_at": 1000.0, "expires_at": 1300.0, "data": b"rm -r x\n\xff"}
     return Approval(**{"approval_id": approval_id, **values, **times, **fields})  # type: ignore[arg-type]
@@ -23,14 +23,14 @@ def asked(approval_id: str = "p1", **fields: object) -> Approval:
 
 async def test_an_approval_comes_back_as_it_was_asked_for(open_store: OpenStore) -> None:
     store = await open_store(clock=FakeClock(1000.0))
-    await store.add_approval(asked("p2", asked_at=1001.0, session_id="s2", agent_id="b"))
-    await store.add_approval(asked())
-    assert await store.approval("p1") == asked()
+    await store.add_approval(requested("p2", asked_at=1001.0, session_id="s2", agent_id="b"))
+    await store.add_approval(requested())
+    assert await store.approval("p1") == requested()
     assert [each.approval_id for each in await store.open_approvals()] == ["p1", "p2"]
     assert [each.approval_id for each in await store.open_approvals(session_id="s2")] == ["p2"]
     assert [each.approval_id for each in await store.open_approvals(agent_id="a")] == ["p1"]
     with pytest.raises(Exists):
-        await store.add_approval(asked())
+        await store.add_approval(requested())
     with pytest.raises(NotFound):
         await store.approval("nobody")
     with pytest.raises(NotFound):
@@ -40,7 +40,7 @@ async def test_an_approval_comes_back_as_it_was_asked_for(open_store: OpenStore)
 async def test_of_two_answers_at_once_one_gets_through(open_store: OpenStore) -> None:
     clock = FakeClock(1000.0)
     replicas = [await open_store(clock=clock), await open_store(clock=clock)]
-    await replicas[0].add_approval(asked())
+    await replicas[0].add_approval(requested())
     results = await asyncio.gather(
         *(
             replicas[number % 2].answer_approval("p1", "approved" if number % 2 else "refused", by=f"op{number}")
@@ -59,7 +59,7 @@ async def test_of_two_answers_at_once_one_gets_through(open_store: OpenStore) ->
 async def test_an_approval_expires_once_and_takes_no_answer_then(open_store: OpenStore) -> None:
     clock = FakeClock(1000.0)
     replicas = [await open_store(clock=clock), await open_store(clock=clock)]
-    await replicas[0].add_approval(asked())
+    await replicas[0].add_approval(requested())
     assert await replicas[0].end_approvals() == []
     await clock.advance(300)
     with pytest.raises(NotNow) as late:
@@ -78,7 +78,7 @@ async def test_an_approval_ends_with_its_caller(open_store: OpenStore) -> None:
     replicas = [await open_store(clock=clock), await open_store(clock=clock)]
     for name in ("left", "kept", "crashed", "held"):
         caller = "" if name == "held" else f"r1/{name}"
-        await replicas[0].add_approval(asked(name, caller=caller), caller_seconds=15.0)
+        await replicas[0].add_approval(requested(name, caller=caller), caller_seconds=15.0)
     (ended,) = await replicas[0].abandon_approvals("r1/left", "its caller left")
     assert (ended.approval_id, ended.outcome, ended.comment) == ("left", "abandoned", "its caller left")
     assert await replicas[1].abandon_approvals("r1/left", "again") == []
@@ -104,7 +104,7 @@ async def test_an_approval_ends_with_its_caller(open_store: OpenStore) -> None:
 async def test_an_approval_ends_with_its_session(open_store: OpenStore) -> None:
     store = await open_store(clock=FakeClock(1000.0))
     await store.add_session(record("s1"), per_agent=10, total=10)
-    await store.add_approval(asked())
+    await store.add_approval(requested())
     assert await store.end_approvals() == []
     await store.update_session("s1", state="CLOSED")
     assert await store.open_approvals() == []

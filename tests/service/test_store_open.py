@@ -50,7 +50,7 @@ async def test_the_migrations_make_the_tables_that_the_statements_name(store: St
 
 async def test_opening_again_migrates_nothing(open_store: OpenStore) -> None:
     first, second = await open_store(), await open_store()
-    assert first.database.place == second.database.place
+    assert first.database.location == second.database.location
     applied = await second.database.read(versions)
     assert applied == [step.version for step in MIGRATIONS]
 
@@ -219,9 +219,9 @@ async def versions(connection: StoreConnection) -> list[int]:
 async def test_replicas_with_skewed_clocks_go_by_the_clock_of_the_database(postgres_url: str) -> None:
     database = await Database.open(postgres_url)
     try:
-        told = await database.read(lambda each: each.execute(select(database.now())))
-        asked = await database.read(lambda each: each.execute(text("SELECT extract(epoch FROM now())::float8")))
-        assert abs(told.scalar_one() - asked.scalar_one()) < 60
+        reported = await database.read(lambda each: each.execute(select(database.now())))
+        requested = await database.read(lambda each: each.execute(text("SELECT extract(epoch FROM now())::float8")))
+        assert abs(reported.scalar_one() - requested.scalar_one()) < 60
         assert "clock_timestamp" in str(select(database.now()))
     finally:
         await database.close()

@@ -79,19 +79,19 @@ async def test_a_replica_that_is_killed_loses_no_row_that_it_told_of(store_url: 
         *(sys.executable, "-c", WRITER, store_url), stdout=PIPE, env=dict(os.environ)
     )
     assert program.stdout is not None
-    told: dict[str, int] = {}
+    reported: dict[str, int] = {}
     for _ in range(200):
         session, seq = (await program.stdout.readline()).split()
-        told[session.decode()] = int(seq)
+        reported[session.decode()] = int(seq)
     program.kill()
     await program.wait()
     for line in (await program.stdout.read()).splitlines():
         if len(parts := line.split()) == 2:
-            told[parts[0].decode()] = int(parts[1])
+            reported[parts[0].decode()] = int(parts[1])
     async with await Store.open(store_url) as store:
         found = await store.verify()
         assert found.holds
-        for name, last in told.items():
+        for name, last in reported.items():
             rows = await store.rows_after(name, 0, 100_000)
             assert [row.body for row in rows] == [f'{{"n":{number}}}' for number in range(len(rows))]
             assert last <= len(rows) <= last + 1

@@ -19,7 +19,7 @@ from holdfast.service.views.commands import commands_of, typed_line
 from holdfast.service.views.terminal_stream import BEHIND_BYTES
 
 from .fake_sessions import record
-from .running_service import RunningService, new_place, running_service, until
+from .running_service import RunningService, new_home, running_service, until
 
 
 def row(seq: int, kind: str, command_id: str = "", **body: Any) -> AuditRow:
@@ -88,7 +88,7 @@ async def test_summaries_are_found_by_text_label_and_sandbox_newest_first(store:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[RunningService]:
-    with new_place() as place, running_service(place, HOLDFAST_SERVICE_MONITOR_INTERVAL="0.2") as service:
+    with new_home() as home, running_service(home, HOLDFAST_SERVICE_MONITOR_INTERVAL="0.2") as service:
         yield service
 
 

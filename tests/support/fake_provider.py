@@ -33,7 +33,7 @@ class FakeProvider:
     """A provider on a port of its own; `_answer` has the script."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.requested: list[Asked] = []
         self.go_on = asyncio.Event()
         self.left = asyncio.Event()
         self.waiting = asyncio.Event()
@@ -57,7 +57,7 @@ class FakeProvider:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
                 while True:
                     request = await _read(reader)
-                    self.asked.append(request)
+                    self.requested.append(request)
                     await self._answer(request, reader, writer)
         finally:
             writer.close()
@@ -67,8 +67,8 @@ class FakeProvider:
         model = body.get("model", "")
         if model == "echo":
             # A careless provider refuses a key with an echo of the whole request.
-            said = {"error": {"message": f"not like this: {request.headers}", "type": "invalid_request_error"}}
-            await _whole(writer, 400, said, {"x-request-id": "r-1", "set-cookie": "a=b", "x-echo": "no"})
+            body = {"error": {"message": f"not like this: {request.headers}", "type": "invalid_request_error"}}
+            await _whole(writer, 400, body, {"x-request-id": "r-1", "set-cookie": "a=b", "x-echo": "no"})
         elif model == "unauthorized":
             await _whole(writer, 401, {"error": {"message": "Incorrect API key provided: sk-ab***yz"}})
         elif model == "moved":
@@ -130,8 +130,8 @@ async def _whole(
     writer: asyncio.StreamWriter, status: int, body: dict[str, Any], headers: dict[str, str] | None = None
 ) -> None:
     data = json.dumps(body).encode()
-    said = {"content-type": "application/json", "content-length": str(len(data)), **(headers or {})}
-    lines = [f"HTTP/1.1 {status} Told", *(f"{name}: {value}" for name, value in said.items())]
+    body = {"content-type": "application/json", "content-length": str(len(data)), **(headers or {})}
+    lines = [f"HTTP/1.1 {status} Told", *(f"{name}: {value}" for name, value in body.items())]
     writer.write("\r\n".join([*lines, "", ""]).encode() + data)
     await writer.drain()
 

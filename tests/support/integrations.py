@@ -91,37 +91,44 @@ def find_python(name: str) -> str | None:
 
 def make_environment(name: str) -> bool:
     """Make the environment unless it is there; one process at a time makes it, others wait."""
-    place = environment(name)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with (place.parent / f"{name}.lock").open("w") as lock:
+    location = environment(name)
+    location.parent.mkdir(parents=True, exist_ok=True)
+    with (location.parent / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if interpreter(name):
-            print(f"{name}: {place}")
+            print(f"{name}: {location}")
             return True
         python = find_python(name)
         if python is None:
             print(f"{name}: no Python that its requirements accept; name one: PYTHON_LATER=/path/to/python")
             return False
-        print(f"{name}: making {place}", flush=True)
+        print(f"{name}: making {location}", flush=True)
         # Not under another name and renamed: the scripts of an environment contain its path. The stamp is last.
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(location, ignore_errors=True)
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as wanted:
             wanted.write(requirements(name))
             wanted.flush()
-            pip = [str(place / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-            commands = [[python, "-m", "venv", str(place)], [*pip, "--requirement", wanted.name]]
+            pip = [
+                str(location / "bin" / "python"),
+                "-m",
+                "pip",
+                "--disable-pip-version-check",
+                "install",
+                "--quiet",
+            ]
+            commands = [[python, "-m", "venv", str(location)], [*pip, "--requirement", wanted.name]]
             npm = re.search(r"^# npm (.+)$", (REQUIREMENTS / f"{name}.txt").read_text(), re.MULTILINE)
             if npm:
                 quiet = ["--no-audit", "--no-fund", "--no-save", "--silent"]
                 commands.append(
-                    [str(place / "bin" / "npm"), "install", *quiet, "--prefix", str(place), *npm[1].split()]
+                    [str(location / "bin" / "npm"), "install", *quiet, "--prefix", str(location), *npm[1].split()]
                 )
-            path = os.pathsep.join([str(place / "bin"), os.environ.get("PATH", "")])
+            path = os.pathsep.join([str(location / "bin"), os.environ.get("PATH", "")])
             for command in commands:
                 if subprocess.run(command, env={**os.environ, "PATH": path}).returncode != 0:
                     print(f"{name}: failed: {' '.join(command)}")
                     return False
-        (place / STAMP).write_text(requirements(name))
+        (location / STAMP).write_text(requirements(name))
         return True
 
 

@@ -22,7 +22,7 @@ TOGETHER: Final = "tests/sandbox/"
 
 def rank(nodeid: str) -> int:
     """The place of a test in the order: that of the first name in `LONGEST_FIRST` that it begins with."""
-    found = (place for place, start in enumerate(LONGEST_FIRST) if nodeid.startswith(start))
+    found = (location for location, start in enumerate(LONGEST_FIRST) if nodeid.startswith(start))
     return next(found, len(LONGEST_FIRST))
 
 

@@ -40,9 +40,9 @@ SETTINGS: Final = {
 class Cluster:
     """A PostgreSQL of our own."""
 
-    def __init__(self, programs: Path, place: Path) -> None:
+    def __init__(self, programs: Path, location: Path) -> None:
         self._programs = programs
-        self._place = place
+        self._place = location
         self._count = itertools.count(1)
         self._spare: list[str] = []
         self._settings = dict(SETTINGS)
@@ -51,7 +51,7 @@ class Cluster:
             name = next(name for name in ("postgres", "nobody") if _has_user(name))
             entry = pwd.getpwnam(name)
             self._user = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-            os.chown(place, entry.pw_uid, entry.pw_gid)
+            os.chown(location, entry.pw_uid, entry.pw_gid)
 
     def start(self) -> None:
         data = str(self._place / "data")
@@ -102,8 +102,8 @@ class Cluster:
             # The template is small and constant: no reason to write the copy to the log, too.
             how = " STRATEGY file_copy" if self._version() >= STRATEGIES_SINCE else ""
             statements = itertools.chain.from_iterable(("-c", f"CREATE DATABASE {name}{how}") for name in names)
-            place = ("-h", str(self._place), "-U", "holdfast", "-d", "postgres")
-            self._run("psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", *place, *statements)
+            location = ("-h", str(self._place), "-U", "holdfast", "-d", "postgres")
+            self._run("psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", *location, *statements)
             self._spare = names[::-1]
         return f"postgresql://holdfast@/{self._spare.pop()}?host={self._place}"
 
@@ -149,12 +149,12 @@ def _has_user(name: str) -> bool:
 
 def postgres_programs() -> Path | None:
     """The directories where Debian and other distributions install them."""
-    places = [*Path("/usr/lib/postgresql").glob("*/bin"), *Path("/usr").glob("pgsql-*/bin")]
-    for place in sorted(
-        places, key=lambda each: [int(part) for part in each.parts if part.isdigit()], reverse=True
+    locations = [*Path("/usr/lib/postgresql").glob("*/bin"), *Path("/usr").glob("pgsql-*/bin")]
+    for location in sorted(
+        locations, key=lambda each: [int(part) for part in each.parts if part.isdigit()], reverse=True
     ):
-        if (place / "initdb").exists():
-            return place
+        if (location / "initdb").exists():
+            return location
     found = shutil.which("initdb")
     return None if found is None else Path(found).resolve().parent
 
@@ -163,11 +163,11 @@ def postgres_programs() -> Path | None:
 def running_cluster(programs: Path) -> Iterator[Cluster]:
     """A cluster for the length of a `with` block."""
     # Not pytest's directory: the path of a Unix socket has to be short.
-    place = Path(tempfile.mkdtemp(prefix="hf-pg-", dir=memory()))
-    cluster = Cluster(programs, place)
+    location = Path(tempfile.mkdtemp(prefix="hf-pg-", dir=memory()))
+    cluster = Cluster(programs, location)
     try:
         cluster.start()
         yield cluster
         cluster.stop()
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(location, ignore_errors=True)

@@ -155,17 +155,17 @@ def running_server(
 
 
 def _await_ready(ready: int, server: RunningServer) -> None:
-    told = b""
+    reported = b""
     poller = select.poll()
     poller.register(ready, select.POLLIN)
-    while not told.endswith(b"\n"):
+    while not reported.endswith(b"\n"):
         if not poller.poll(PATIENCE_SECONDS * 1000):
             raise AssertionError(f"the server did not get ready; its log:\n{server.log()}")
         data = os.read(ready, 65_536)
         if not data:
             raise AssertionError(f"the server ended before it was ready; its log:\n{server.log()}")
-        told += data
-    message = json.loads(told)
+        reported += data
+    message = json.loads(reported)
     server.pid, server.listening = message["pid"], message["listening"]
 
 

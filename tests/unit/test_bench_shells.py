@@ -13,7 +13,7 @@ TIMED = Edge("a timeout", "sleep 30", times_out=True)
 
 
 @pytest.mark.parametrize(
-    ("came", "said"),
+    ("came", "expected"),
     [
         (b"a\nb\n", ""),
         (b"a\r\nb\r\n", "line ends changed"),
@@ -22,12 +22,12 @@ TIMED = Edge("a timeout", "sleep 30", times_out=True)
         (b"x" * 2000, "2,000 bytes for 4"),
     ],
 )
-def test_an_output_is_told_by_what_is_wrong_with_it(came: bytes, said: str) -> None:
-    assert difference(b"a\nb\n", came) == said
+def test_an_output_is_told_by_what_is_wrong_with_it(came: bytes, expected: str) -> None:
+    assert difference(b"a\nb\n", came) == expected
 
 
 @pytest.mark.parametrize(
-    ("edge", "outcome", "said"),
+    ("edge", "outcome", "expected"),
     [
         (ECHO, Outcome(Answer(b"a\n", 0), "", ""), "right"),
         (ECHO, Outcome(Answer(b"a\r\n", 0), "", ""), "line ends changed"),
@@ -41,14 +41,14 @@ def test_an_output_is_told_by_what_is_wrong_with_it(came: bytes, said: str) -> N
         (TIMED, Outcome(Answer(b"", 0), "", ""), "does not time out"),
     ],
 )
-def test_a_verdict_names_all_that_was_wrong(edge: Edge, outcome: Outcome, said: str) -> None:
-    assert verdict(edge, outcome) == said
+def test_a_verdict_names_all_that_was_wrong(edge: Edge, outcome: Outcome, expected: str) -> None:
+    assert verdict(edge, outcome) == expected
 
 
-@pytest.mark.parametrize(("code", "said"), [(2, "right"), (0, "exit code 0"), (None, "exit code None")])
-def test_any_exit_code_but_0_may_be_wanted(code: int | None, said: str) -> None:
+@pytest.mark.parametrize(("code", "expected"), [(2, "right"), (0, "exit code 0"), (None, "exit code None")])
+def test_any_exit_code_but_0_may_be_wanted(code: int | None, expected: str) -> None:
     edge = Edge("an open quote", "echo 'oops", exit_code=None)
-    assert verdict(edge, Outcome(Answer(b"", code), "", "")) == said
+    assert verdict(edge, Outcome(Answer(b"", code), "", "")) == expected
 
 
 def test_what_comes_after_a_shell_that_is_to_end_does_not_count() -> None:

@@ -123,7 +123,7 @@ SHAPES = {
     kind.__name__: kind
     for kind in [
         *(part for whole in [*PARAMETERS.values(), *RESULTS.values()] for part in nested_structs(whole)),
-        *(result for result in RESULTS.values() if result.__module__ == "holdfast.types"),
+        *(result for result in RESULTS.values() if result.__module__.startswith("holdfast.types.")),
     ]
 }
 

@@ -81,7 +81,7 @@ def test_bytes_of_any_kind_keep_every_promise(target: Target) -> None:
 def test_an_input_is_repeated_without_atheris(tmp_path: Path) -> None:
     kept = tmp_path / "input"
     kept.write_bytes(TARGETS["keys"].seeds[0])
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-m", "fuzz", "keys", "--repeat", str(kept)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
@@ -89,7 +89,7 @@ def test_an_input_is_repeated_without_atheris(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert told.stdout == f"keys: every promise holds for {kept}\n"
+    assert reported.stdout == f"keys: every promise holds for {kept}\n"
 
 
 # --- what was found -----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def begun(key: int, id: str = "p") -> r.ProcessBegun:
     return r.ProcessBegun(key, ProcessSpec(id, ("true",)), key, b"/", False)
 
 
-def told(memory: Replay) -> list[object]:
+def reported(memory: Replay) -> list[object]:
     """All that it knows, so that two can be compared."""
     return [
         (
@@ -78,10 +78,10 @@ def test_a_compacted_ledger_tells_the_same_at_every_moment() -> None:
         before = replayed(records[:end])
         compacted = list(before.records())
         again = replayed(compacted)
-        assert told(again) == told(before)
+        assert reported(again) == reported(before)
         # And what comes after it is understood in the same way.
         again.apply(records[end:])
-        assert told(again) == told(replayed(records))
+        assert reported(again) == reported(replayed(records))
 
 
 def test_replayed_numbers_are_those_that_readers_were_told() -> None:

@@ -18,8 +18,8 @@ def end(exit_code: int, answer: r.AnswerRecord = ANSWER, restored: str = "") -> 
     return r.CommandEndRecord(exit_code, b"/usr", 0.5, False, restored, None, answer, False, True, (b"/", b"/usr"))
 
 
-def began(key: int, spec: CommandSpec | None, *, pipes: int, said: int) -> r.CommandBegan:
-    return r.CommandBegan(key, SHELL, spec, 100 * key, float(key), said, said + 13, pipes, key == THIRD)
+def began(key: int, spec: CommandSpec | None, *, pipes: int, printed: int) -> r.CommandBegan:
+    return r.CommandBegan(key, SHELL, spec, 100 * key, float(key), printed, printed + 13, pipes, key == THIRD)
 
 
 def history() -> list[r.LedgerRecord]:
@@ -30,7 +30,7 @@ def history() -> list[r.LedgerRecord]:
         r.AnswerPart(SHELL, b"trap"),
         r.ProgramReady(SHELL, ANSWER, b"bash\0"),
         r.OutputPrinted(SHELL, 0, 0, 5),
-        began(FIRST, CommandSpec("a", "echo x"), pipes=0, said=200),
+        began(FIRST, CommandSpec("a", "echo x"), pipes=0, printed=200),
         r.CommandQueued(SECOND, SHELL, CommandSpec("b", "cat", input=b"given")),
         r.CommandQueued(THIRD, SHELL, CommandSpec("c", "set -u; $x", pipe_stdin=True)),
         r.InputAccepted(THIRD, "w1", 5),
@@ -40,10 +40,10 @@ def history() -> list[r.LedgerRecord]:
         r.CommandAnswered(FIRST, end(130)),
         r.OutputPrinted(FIRST, 0, 1, 4),
         r.CommandOver(FIRST, end(130), 2),
-        began(SECOND, None, pipes=1, said=213),
+        began(SECOND, None, pipes=1, printed=213),
         r.OutputLost(SECOND, 0, 1, 3),
         r.CommandOver(SECOND, end(0, OTHER_ANSWER), 2),
-        began(THIRD, None, pipes=1, said=226),
+        began(THIRD, None, pipes=1, printed=226),
         r.InputAccepted(THIRD, None, 7),
         r.InputClosed(THIRD),
         r.AnswerPart(SHELL, b"trap -- "),
@@ -52,7 +52,7 @@ def history() -> list[r.LedgerRecord]:
         r.ProgramBegins(SHELL, 1, 4712, b"/usr", "state", THIRD, 1),
         r.ProgramReady(SHELL, OTHER_ANSWER, b"bash\0"),
         r.CommandOver(THIRD, end(1, OTHER_ANSWER, "state"), 2),
-        began(FOURTH, CommandSpec("d", "exit 6"), pipes=0, said=400),
+        began(FOURTH, CommandSpec("d", "exit 6"), pipes=0, printed=400),
         r.CommandQueued(6, SHELL, CommandSpec("e", "never")),
         r.ShellClosing(SHELL, True, 5.0),
         r.ShellEnded(SHELL, "exited with code 6", 6, None, False),
@@ -69,7 +69,7 @@ def replayed(records: Iterable[r.LedgerRecord]) -> Replay:
     return memory
 
 
-def told(memory: Replay) -> list[object]:
+def reported(memory: Replay) -> list[object]:
     """All that it knows, so that two can be compared."""
     shells = [
         (
@@ -94,10 +94,10 @@ def test_a_compacted_ledger_tells_the_same_at_every_moment() -> None:
     for length in range(len(records) + 1):
         before = replayed(records[:length])
         again = replayed(list(before.records()))
-        assert told(again) == told(before), records[length - 1]
+        assert reported(again) == reported(before), records[length - 1]
         # And what comes after it is understood in the same way.
         again.apply(records[length:])
-        assert told(again) == told(replayed(records)), records[length - 1]
+        assert reported(again) == reported(replayed(records)), records[length - 1]
 
 
 def test_what_is_kept_of_commands() -> None:

@@ -194,26 +194,26 @@ def refuse_request(limits: BridgeLimits, spent: Spent, path: str, body_bytes: in
 
 
 def reserve(
-    limits: BridgeLimits, spent: Spent, asked: RequestedTokens, price: Price | None
+    limits: BridgeLimits, spent: Spent, requested: RequestedTokens, price: Price | None
 ) -> Reservation | Refusal:
     """Reserve what the call may use, if the budget allows it beside the running calls."""
     tokens_left = None if limits.tokens is None else limits.tokens - spent.tokens - spent.reserved_tokens
     money_left = None if limits.money is None else limits.money - spent.money - spent.reserved_money
-    output = asked.output
+    output = requested.output
     if output is None:
         # A call without a maximum gets the rest of the budget, up to a likely size.
         output = limits.assumed_output_tokens
         if tokens_left is not None:
-            output = min(output, max(1, tokens_left - asked.input))
+            output = min(output, max(1, tokens_left - requested.input))
         if money_left is not None and price is not None and price.output > 0:
-            affordable = (money_left - price.of(TokenUsage(asked.input))) * 1_000_000 / price.output
+            affordable = (money_left - price.of(TokenUsage(requested.input))) * 1_000_000 / price.output
             output = min(output, max(1, int(affordable)))
-    tokens = asked.input + output
-    money = 0.0 if price is None else price.of(TokenUsage(asked.input, output))
+    tokens = requested.input + output
+    money = 0.0 if price is None else price.of(TokenUsage(requested.input, output))
     # Running calls will return a part of their reservation.
     final = not spent.reserved_tokens
     if tokens_left is not None and tokens > tokens_left:
-        text = f"the request may use up to {tokens} tokens ({asked.input} in, {output} out)"
+        text = f"the request may use up to {tokens} tokens ({requested.input} in, {output} out)"
         return Refusal(429, f"{text}, and {max(0, tokens_left)} of the budget of {limits.tokens} are left", final)
     if money_left is not None and money > money_left:
         text = f"the request may cost {money:.4f}, and {max(0.0, money_left):.4f}"

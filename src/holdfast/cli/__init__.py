@@ -36,10 +36,10 @@ VERBS = {
     "screen": Verb("terminal.screen", "Print the current screen of a terminal."),
     "replay": Verb("terminal.replay", "Play the recording of a terminal or of a session, or save it."),
     "shell": Verb("terminal.shell", "Work in a shell with persistent state, by hand or command by command."),
-    "cp": Verb("process.cp", "Copy files and directories to a sandbox or from one."),
+    "cp": Verb("sandbox.cp", "Copy files and directories to a sandbox or from one."),
     "sandbox": Verb("fleet.sandbox", "Make, list, fork, pause and remove sandboxes."),
-    "mcp": Verb("fleet.mcp", "Serve a sandbox to agents over the Model Context Protocol."),
-    "forward": Verb("process.forward", "Make ports of a sandbox reachable on this machine."),
+    "mcp": Verb("integrations.mcp", "Serve a sandbox to agents over the Model Context Protocol."),
+    "forward": Verb("sandbox.forward", "Make ports of a sandbox reachable on this machine."),
     "serve": Verb("inside.serve", "Run the server."),
     "status": Verb(
         "server.status", "Show the status of this machine's server, or a sandbox's; exit 3 if none runs."
@@ -51,7 +51,7 @@ VERBS = {
     "call": Verb("inside.call", "Call a service that the host offers, from inside a sandbox."),
     "model_proxy": Verb("inside.model_proxy", "Serve models of the host to programs inside, over HTTP."),
     "egress": Verb("inside.egress", "Let confined processes reach some hosts, and no others."),
-    "bridge": Verb("process.bridge", "Run an agent in a sandbox with a bridge to a model."),
+    "bridge": Verb("sandbox.bridge", "Run an agent in a sandbox with a bridge to a model."),
     "service": Verb("service.service", "Run the session service, and manage its agents."),
     "session": Verb("service.session", "Work with the sessions of a session service, as an operator or agent."),
     "e2b": Verb("integrations.e2b", "Serve the E2B SDKs, with sandboxes of any engine."),

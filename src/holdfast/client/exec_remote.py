@@ -1,4 +1,4 @@
-"""`exec_remote`: a command that starts at once and streams its output as events.
+"""`exec` runs a command to its end; `exec_remote` starts one at once and streams its output as events.
 
 The iteration ends at `Exited`; a cancelled iteration and a timeout kill the whole tree. All calls go through
 `ExecApi`.
@@ -9,37 +9,45 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import secrets
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar, overload
 
 from holdfast.client.collect import StreamTails, shown
 from holdfast.client.command import (
     OUTPUT_LIMIT_BYTES,
     ExecResult as ExecResult,
     StartErrors,
+    check_command,
+    check_result,
     feed,
     not_started,
     result_of,
+    retry_timeouts,
+    run_command,
     silence_error,
     start_or_attach,
     start_streaming,
     timeout_error,
 )
 from holdfast.client.connection.clean_up import clean_up_cancelled
-from holdfast.client.defaults import StrPath
+from holdfast.client.defaults import Defaults, StrPath, check_env
 from holdfast.client.process import OnExit, call_at_exit, write_pieces
 from holdfast.errors import (
     CommandNotFound,
     HoldfastError,
     InvalidRequest,
     NotExecutable,
+    SilenceTimeout,
     StdinClosed,
+    TimeoutError,
     UnknownProcess,
 )
 from holdfast.exec_api import EventStream, ExecApi, PolledStream
 from holdfast.types import (
+    AWAITED_PREFIX,
     EnvPolicy,
     Exited,
     ExitStatus,
@@ -53,6 +61,9 @@ from holdfast.types import (
 )
 
 T = TypeVar("T")
+
+#: `env` adds to the sandbox's whole environment.
+_ADD_TO_ALL: Final = EnvPolicy(inherit="all", ignore_default_excludes=True)
 
 
 class StdoutChunk(Struct, frozen=True):
@@ -385,3 +396,159 @@ def check_running_loop() -> None:
 
 def _decoder() -> codecs.IncrementalDecoder:
     return codecs.getincrementaldecoder("utf-8")("replace")
+
+
+class SandboxCommands:
+    """The commands of a sandbox. Each option of them is a field of `ExecRemoteOptions`."""
+
+    _defaults: Defaults
+    _exec_slots: asyncio.Semaphore
+
+    @property
+    def _api(self) -> ExecApi:
+        raise NotImplementedError
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        raise NotImplementedError
+
+    async def exec(
+        self,
+        cmd: Sequence[StrPath],
+        *,
+        input: str | bytes | None = None,
+        cwd: StrPath | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        timeout_retry: bool = False,
+        concurrency: bool = True,
+        merge_stderr: bool = False,
+        start_errors: StartErrors = "raise",
+        check: bool = False,
+        silence: float | None = None,
+    ) -> ExecResult:
+        """Run a command to its end and return its output and exit code.
+
+        After `timeout` seconds, and when this call is cancelled, everything that the command started is killed.
+        With `timeout_retry` a command that timed out is repeated up to twice, each time with less time. The
+        `TimeoutError` has the output of the last attempt. With `concurrency` at most 64 commands run at a time, and
+        the timeout counts from the start of this one. `merge_stderr` puts stderr into stdout, in the printed order.
+        A command that cannot be started raises `CommandNotFound` or `NotExecutable`; with `start_errors="result"`
+        it ends with exit code 127 or 126 and the reason on stderr, as in a shell. With `check` a non-zero exit code
+        raises `CommandFailed`, which has the result. A command that prints nothing for `silence` seconds is killed
+        like one that timed out, and raises `SilenceTimeout`.
+        """
+        argv = check_command(cmd)
+        options = ExecRemoteOptions(
+            input=input,
+            cwd=cwd,
+            env=check_env(env),
+            user=user,
+            timeout=timeout,
+            timeout_retry=timeout_retry,
+            concurrency=concurrency,
+            merge_stderr=merge_stderr,
+            start_errors=start_errors,
+            silence=silence,
+        )
+        result = await self._run(argv, options)
+        if check:
+            check_result(argv, result)
+        return result
+
+    @overload
+    def exec_remote(
+        self, cmd: Sequence[StrPath], options: ExecRemoteOptions | None = None, stream: Literal[True] = True
+    ) -> ExecRemoteProcess: ...
+
+    @overload
+    def exec_remote(
+        self, cmd: Sequence[StrPath], options: ExecRemoteOptions | None = None, *, stream: Literal[False]
+    ) -> Coroutine[Any, Any, ExecResult]: ...
+
+    @overload
+    def exec_remote(
+        self, cmd: Sequence[StrPath], options: ExecRemoteOptions | None, stream: Literal[False]
+    ) -> Coroutine[Any, Any, ExecResult]: ...
+
+    def exec_remote(
+        self, cmd: Sequence[StrPath], options: ExecRemoteOptions | None = None, stream: bool = True
+    ) -> ExecRemoteProcess | Coroutine[Any, Any, ExecResult]:
+        """Start a command at once and stream it, or, with `stream=False`, await its result.
+
+        A plain method: the streamed command starts without an `await`, in the background of the running event loop.
+        """
+        argv = check_command(cmd)
+        options = options or ExecRemoteOptions()
+        check_env(options.env)
+        if not stream:
+            return self._run(argv, options)
+        check_running_loop()
+        spec = self._command_spec(argv, options, pipe_stdin=options.input is not None or options.stdin_open)
+        return ExecRemoteProcess(self._api, spec, options, self._spawn)
+
+    async def _run(self, argv: tuple[str, ...], options: ExecRemoteOptions) -> ExecResult:
+        if not options.concurrency:
+            return await self._attempts(argv, options)
+        async with self._exec_slots:
+            return await self._attempts(argv, options)
+
+    async def _attempts(self, argv: tuple[str, ...], options: ExecRemoteOptions) -> ExecResult:
+        # An id names one run of the command: another attempt would attach to the killed one.
+        *earlier, last = retry_timeouts(options.timeout, options.timeout_retry and options.id is None)
+        timed_out: list[float] = []
+        for timeout in earlier:
+            try:
+                return await self._attempt(argv, options, timeout, timed_out)
+            except SilenceTimeout:
+                raise
+            except TimeoutError:
+                # Its whole tree was killed, so the attempts do not run side by side.
+                assert timeout is not None
+                timed_out.append(timeout)
+        return await self._attempt(argv, options, last, timed_out)
+
+    async def _attempt(
+        self, argv: tuple[str, ...], options: ExecRemoteOptions, timeout: float | None, earlier: Sequence[float]
+    ) -> ExecResult:
+        # The caller has no handle to write to, so `stdin_open` would only make the command wait.
+        spec = self._command_spec(argv, options, pipe_stdin=options.input is not None, awaited=True)
+        return await run_command(
+            self._api,
+            spec,
+            input=options.input,
+            timeout=timeout,
+            start_errors=options.start_errors,
+            attach=options.id is not None,
+            earlier=earlier,
+        )
+
+    def _command_spec(
+        self, argv: tuple[str, ...], options: ExecRemoteOptions, *, pipe_stdin: bool, awaited: bool = False
+    ) -> ProcessSpec:
+        env = self._defaults.env(options.env)
+        return ProcessSpec(
+            process_id=f"{AWAITED_PREFIX if awaited else 'stream-'}{new_id()}"
+            if options.id is None
+            else options.id,
+            argv=argv,
+            cwd=self._defaults.cwd(options.cwd),
+            env=env,
+            env_policy=policy_for(env, options.env_policy),
+            pipe_stdin=pipe_stdin,
+            user=self._defaults.user(options.user),
+            overflow=options.overflow,
+            lifetime=options.lifetime,
+            start_id=new_id(),
+            merge_stderr=options.merge_stderr,
+            silence=options.silence,
+        )
+
+
+def new_id() -> str:
+    return secrets.token_hex(6)
+
+
+def policy_for(env: Mapping[str, str] | None, policy: EnvPolicy | None) -> EnvPolicy | None:
+    """The policy of a process: `env` without one adds to the sandbox's whole environment."""
+    return _ADD_TO_ALL if policy is None and env is not None else policy

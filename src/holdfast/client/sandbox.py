@@ -1,35 +1,21 @@
-"""The public `Sandbox`, and `connect`, which opens one by its address.
-
-A sandbox wraps an `ExecApi`; addresses differ only in how that is made. The runtime is imported only for
-`inprocess`, so that this module also loads on platforms without a server.
-"""
+"""The public `Sandbox`: processes, commands, shells, terminals, ports and files behind one `ExecApi`."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
-from holdfast.client.command import (
-    ExecResult,
-    StartErrors,
-    check_command,
-    check_result,
-    kill_now,
-    retry_timeouts,
-    run_command,
-    start_streaming,
-)
+from holdfast.client.command import check_command, kill_now, start_streaming
 from holdfast.client.connection.clean_up import clean_up_cancelled
-from holdfast.client.connection.connection import CLIENT_NAME, ClientConnection, check_loop, running_loop
+from holdfast.client.connection.connection import ClientConnection, check_loop, running_loop
 from holdfast.client.defaults import Defaults, Path, StrPath, check_env, optional_path, path_text
 from holdfast.client.endings import Endings
-from holdfast.client.exec_remote import ExecRemoteOptions, ExecRemoteProcess, check_running_loop
+from holdfast.client.exec_remote import ExecRemoteOptions, SandboxCommands, new_id, policy_for
 from holdfast.client.files.files import Progress, SandboxFiles
 from holdfast.client.files.trees import Transferred, download, upload
 from holdfast.client.host_call import Handler, HostService
@@ -39,13 +25,10 @@ from holdfast.client.remote import RemoteExec
 from holdfast.client.screen.screen import preload
 from holdfast.client.shell import Shell, close_unknown
 from holdfast.client.terminal import Terminal, close_unknown as close_terminal
-from holdfast.config import ExecServerConfig
-from holdfast.errors import InvalidParams, InvalidRequest, SilenceTimeout, TerminalClosed, TimeoutError
+from holdfast.errors import InvalidParams, InvalidRequest, TerminalClosed
 from holdfast.exec_api import EventStream, ExecApi
-from holdfast.sandboxes.registry import KINDS, AddressKind, check_address, target_at
 from holdfast.transport.sockets import dial
 from holdfast.types import (
-    AWAITED_PREFIX,
     Confinement,
     EnvironmentInfo,
     EnvPolicy,
@@ -61,23 +44,16 @@ from holdfast.types import (
     UsageSample,
 )
 
-if TYPE_CHECKING:
-    from holdfast.sandboxes.target import SandboxTarget
-
 T = TypeVar("T")
 
 #: Concurrent commands of `exec` in one sandbox; further ones wait. Far more than a sandbox has cores, and few
 #: enough that a thousand calls at once do not exhaust its pids and descriptors.
 MAX_CONCURRENT_EXECS: Final = 64
-#: How long calls wait for a reconnect: as long as the server keeps the state of a disconnected client.
-RECONNECT_DEADLINE: Final = 60.0
 #: How long `terminal` waits for the first prompt: long enough for a slow profile.
 PROMPT_SECONDS: Final = 10.0
-#: `env` adds to the sandbox's whole environment.
-_ADD_TO_ALL: Final = EnvPolicy(inherit="all", ignore_default_excludes=True)
 
 
-class Sandbox(SandboxFiles):
+class Sandbox(SandboxCommands, SandboxFiles):
     """A place where commands run, opened by `connect`. Any number of tasks of one event loop can share it."""
 
     def __init__(
@@ -93,7 +69,7 @@ class Sandbox(SandboxFiles):
         self._connected = api
         self._loop = running_loop()
         self._defaults = Defaults(user=user, cwd=cwd, env=env)
-        self._exec_places = asyncio.Semaphore(max_concurrent_execs)
+        self._exec_slots = asyncio.Semaphore(max_concurrent_execs)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._forwards: dict[int | str, PortForward] = {}
 
@@ -149,11 +125,11 @@ class Sandbox(SandboxFiles):
             raise InvalidParams("exact_env: needs env, and no env_policy")
         variables = check_env(env) if exact_env else self._defaults.env(env)
         spec = ProcessSpec(
-            process_id=id if id is not None else _new_id(),
+            process_id=id if id is not None else new_id(),
             argv=check_command(argv),
             cwd=self._defaults.cwd(cwd),
             env=variables,
-            env_policy=None if exact_env else _policy(variables, env_policy),
+            env_policy=None if exact_env else policy_for(variables, env_policy),
             arg0=arg0,
             tty=tty is not None,
             size=tty,
@@ -163,7 +139,7 @@ class Sandbox(SandboxFiles):
             lifetime=lifetime,
             limits=limits,
             confinement=confinement,
-            start_id=_new_id(),
+            start_id=new_id(),
             merge_stderr=merge_stderr,
             silence=silence,
         )
@@ -205,141 +181,6 @@ class Sandbox(SandboxFiles):
         next end, without polling, until it is left.
         """
         return Endings(self._api, self._spawn)
-
-    # --- commands ------------------------------------------------------------------------------------------------
-
-    async def exec(
-        self,
-        cmd: Sequence[StrPath],
-        *,
-        input: str | bytes | None = None,
-        cwd: StrPath | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-        timeout: float | None = None,
-        timeout_retry: bool = False,
-        concurrency: bool = True,
-        merge_stderr: bool = False,
-        start_errors: StartErrors = "raise",
-        check: bool = False,
-        silence: float | None = None,
-    ) -> ExecResult:
-        """Run a command to its end and return its output and exit code.
-
-        After `timeout` seconds, and when this call is cancelled, everything that the command started is killed.
-        With `timeout_retry` a command that timed out is repeated up to twice, each time with less time. The
-        `TimeoutError` has the output of the last attempt. With `concurrency` at most 64 commands run at a time, and
-        the timeout counts from the start of this one. `merge_stderr` puts stderr into stdout, in the printed order.
-        A command that cannot be started raises `CommandNotFound` or `NotExecutable`; with `start_errors="result"`
-        it ends with exit code 127 or 126 and the reason on stderr, as in a shell. With `check` a non-zero exit code
-        raises `CommandFailed`, which has the result. A command that prints nothing for `silence` seconds is killed
-        like one that timed out, and raises `SilenceTimeout`.
-        """
-        argv = check_command(cmd)
-        options = ExecRemoteOptions(
-            input=input,
-            cwd=cwd,
-            env=check_env(env),
-            user=user,
-            timeout=timeout,
-            timeout_retry=timeout_retry,
-            concurrency=concurrency,
-            merge_stderr=merge_stderr,
-            start_errors=start_errors,
-            silence=silence,
-        )
-        result = await self._run(argv, options)
-        if check:
-            check_result(argv, result)
-        return result
-
-    @overload
-    def exec_remote(
-        self, cmd: Sequence[StrPath], options: ExecRemoteOptions | None = None, stream: Literal[True] = True
-    ) -> ExecRemoteProcess: ...
-
-    @overload
-    def exec_remote(
-        self, cmd: Sequence[StrPath], options: ExecRemoteOptions | None = None, *, stream: Literal[False]
-    ) -> Coroutine[Any, Any, ExecResult]: ...
-
-    @overload
-    def exec_remote(
-        self, cmd: Sequence[StrPath], options: ExecRemoteOptions | None, stream: Literal[False]
-    ) -> Coroutine[Any, Any, ExecResult]: ...
-
-    def exec_remote(
-        self, cmd: Sequence[StrPath], options: ExecRemoteOptions | None = None, stream: bool = True
-    ) -> ExecRemoteProcess | Coroutine[Any, Any, ExecResult]:
-        """Start a command at once and stream it, or, with `stream=False`, await its result.
-
-        A plain method: the streamed command starts without an `await`, in the background of the running event loop.
-        """
-        argv = check_command(cmd)
-        options = options or ExecRemoteOptions()
-        check_env(options.env)
-        if not stream:
-            return self._run(argv, options)
-        check_running_loop()
-        spec = self._command_spec(argv, options, pipe_stdin=options.input is not None or options.stdin_open)
-        return ExecRemoteProcess(self._api, spec, options, self._spawn)
-
-    async def _run(self, argv: tuple[str, ...], options: ExecRemoteOptions) -> ExecResult:
-        if not options.concurrency:
-            return await self._attempts(argv, options)
-        async with self._exec_places:
-            return await self._attempts(argv, options)
-
-    async def _attempts(self, argv: tuple[str, ...], options: ExecRemoteOptions) -> ExecResult:
-        # An id names one run of the command: another attempt would attach to the killed one.
-        *earlier, last = retry_timeouts(options.timeout, options.timeout_retry and options.id is None)
-        timed_out: list[float] = []
-        for timeout in earlier:
-            try:
-                return await self._attempt(argv, options, timeout, timed_out)
-            except SilenceTimeout:
-                raise
-            except TimeoutError:
-                # Its whole tree was killed, so the attempts do not run side by side.
-                assert timeout is not None
-                timed_out.append(timeout)
-        return await self._attempt(argv, options, last, timed_out)
-
-    async def _attempt(
-        self, argv: tuple[str, ...], options: ExecRemoteOptions, timeout: float | None, earlier: Sequence[float]
-    ) -> ExecResult:
-        # The caller has no handle to write to, so `stdin_open` would only make the command wait.
-        spec = self._command_spec(argv, options, pipe_stdin=options.input is not None, awaited=True)
-        return await run_command(
-            self._api,
-            spec,
-            input=options.input,
-            timeout=timeout,
-            start_errors=options.start_errors,
-            attach=options.id is not None,
-            earlier=earlier,
-        )
-
-    def _command_spec(
-        self, argv: tuple[str, ...], options: ExecRemoteOptions, *, pipe_stdin: bool, awaited: bool = False
-    ) -> ProcessSpec:
-        env = self._defaults.env(options.env)
-        return ProcessSpec(
-            process_id=f"{AWAITED_PREFIX if awaited else 'stream-'}{_new_id()}"
-            if options.id is None
-            else options.id,
-            argv=argv,
-            cwd=self._defaults.cwd(options.cwd),
-            env=env,
-            env_policy=_policy(env, options.env_policy),
-            pipe_stdin=pipe_stdin,
-            user=self._defaults.user(options.user),
-            overflow=options.overflow,
-            lifetime=options.lifetime,
-            start_id=_new_id(),
-            merge_stderr=options.merge_stderr,
-            silence=options.silence,
-        )
 
     # --- host calls ----------------------------------------------------------------------------------------------
 
@@ -414,17 +255,17 @@ class Sandbox(SandboxFiles):
         """
         variables = self._defaults.env(env)
         spec = ShellSpec(
-            shell_id=id if id is not None else _new_id(),
+            shell_id=id if id is not None else new_id(),
             shell=optional_path(shell, "shell"),
             cwd=self._defaults.cwd(cwd),
             env=variables,
-            env_policy=_policy(variables, env_policy),
+            env_policy=policy_for(variables, env_policy),
             user=self._defaults.user(user),
             login=login,
             lifetime=lifetime,
             limits=limits,
             confinement=confinement,
-            start_id=_new_id(),
+            start_id=new_id(),
         )
         try:
             return Shell(self._api, await self._api.open_shell(spec))
@@ -476,12 +317,12 @@ class Sandbox(SandboxFiles):
         """
         variables = self._defaults.env(env)
         spec = TerminalSpec(
-            terminal_id=id if id is not None else _new_id(),
+            terminal_id=id if id is not None else new_id(),
             argv=_terminal_argv(command),
             size=TerminalSize(rows, cols),
             cwd=self._defaults.cwd(cwd),
             env=variables,
-            env_policy=_policy(variables, env_policy),
+            env_policy=policy_for(variables, env_policy),
             user=self._defaults.user(user),
             term=term,
             locale=locale,
@@ -491,7 +332,7 @@ class Sandbox(SandboxFiles):
             lifetime=lifetime,
             limits=limits,
             confinement=confinement,
-            start_id=_new_id(),
+            start_id=new_id(),
         )
         try:
             status = await self._api.open_terminal(spec)
@@ -583,100 +424,7 @@ class Sandbox(SandboxFiles):
         return task
 
 
-@asynccontextmanager
-async def connect(
-    address: str | Sequence[str] | SandboxTarget,
-    *,
-    token: str | None = None,
-    config: ExecServerConfig | None = None,
-    reconnect_deadline: float = RECONNECT_DEADLINE,
-    max_concurrent_execs: int = MAX_CONCURRENT_EXECS,
-    user: str | None = None,
-    cwd: StrPath | None = None,
-    env: Mapping[str, str] | None = None,
-    **options: Any,
-) -> AsyncIterator[Sandbox]:
-    """The sandbox at `address`, for the length of an `async with` block.
-
-    `local` is the machine's own server, started when needed; `inprocess` runs processes as children of this
-    program, with `config`; `unix:PATH` and `ws://...` are servers that listen there, the latter with `token` or
-    HOLDFAST_TOKEN; a list is a command that serves on its stdio (`["holdfast", "serve", "--listen", "stdio"]`).
-    `docker:NAME`, `podman:NAME`, `kubernetes:NAMESPACE/POD`, `ssh:USER@HOST` and `bwrap:DIRECTORY` are sandboxes
-    into which the server is installed if it is missing; `options` are those of their kind (docs/sandboxes.md).
-    A broken connection is restored within `reconnect_deadline` seconds without loss, or fails.
-
-    `user`, `cwd` and `env` are defaults for commands, shells, terminals and files. A relative `cwd` or file path of
-    a call begins at the connection's `cwd`, and a call's `env` is laid over the connection's. Containers run their
-    whole server as `user`, and jails get `env` themselves.
-    """
-    defaults: dict[str, Any] = {"user": user, "cwd": cwd, "env": env}
-    kind = _target_kind(address)
-    for name in () if kind is None else kind.own_defaults:
-        if defaults[name] is not None:
-            options[name] = defaults.pop(name)
-    Defaults(**defaults)  # checks them before anything is opened
-    api = await open_exec(address, token=token, config=config, reconnect_deadline=reconnect_deadline, **options)
-    box = Sandbox(api, max_concurrent_execs=max_concurrent_execs, **defaults)
-    try:
-        yield box
-    finally:
-        await box.aclose()
-
-
-async def open_exec(
-    address: str | Sequence[str] | SandboxTarget,
-    *,
-    token: str | None = None,
-    config: ExecServerConfig | None = None,
-    reconnect_deadline: float = RECONNECT_DEADLINE,
-    client_name: str = CLIENT_NAME,
-    **options: Any,
-) -> ExecApi:
-    """The `ExecApi` behind an address. The caller closes it."""
-    if config is not None and address != "inprocess":
-        shown = address if isinstance(address, str | Sequence) else address.address
-        raise InvalidParams(f"config: only for 'inprocess'; the server at {shown!r} has settings of its own")
-    if isinstance(address, str):
-        check_address(address)
-    target = None if isinstance(address, str | Sequence) else address
-    if isinstance(address, str) and _target_kind(address) is not None:
-        target, options = target_at(address, **options), {}
-    if options:
-        owner = repr(address) if target is None else f"a target, {target.address!r}"
-        raise InvalidParams(f"{', '.join(options)}: no option of {owner}")
-    if target is not None:
-        from holdfast.sandboxes.opening import open_target
-
-        return await open_target(target, reconnect_deadline=reconnect_deadline, client_name=client_name)
-    assert isinstance(address, str | Sequence)
-    if address == "inprocess":
-        from holdfast.runtime.local import LocalExec
-
-        return LocalExec(config)
-    from holdfast.client.dial import open_connection
-    from holdfast.client.remote import RemoteExec
-
-    connection = await open_connection(
-        address, token=token, client_name=client_name, reconnect_deadline=reconnect_deadline
-    )
-    return RemoteExec(connection)
-
-
-def _target_kind(address: str | Sequence[str] | SandboxTarget) -> AddressKind | None:
-    """The kind of an address that names a sandbox target; None for other addresses and for a target itself."""
-    kind = KINDS.get(address.partition(":")[0]) if isinstance(address, str) else None
-    return kind if kind is not None and kind.target else None
-
-
 def _terminal_argv(command: StrPath | Sequence[StrPath] | None) -> tuple[str, ...] | None:
     if command is None or isinstance(command, str):
         return None if command is None else (command,)
     return (path_text(command, "command"),) if isinstance(command, os.PathLike) else check_command(command)
-
-
-def _new_id() -> str:
-    return secrets.token_hex(6)
-
-
-def _policy(env: Mapping[str, str] | None, policy: EnvPolicy | None) -> EnvPolicy | None:
-    return _ADD_TO_ALL if policy is None and env is not None else policy

@@ -45,7 +45,7 @@ _CONTENT_TYPES: Final = {
 }
 _PAGE: Final = "index.html"
 #: Addresses of the console that can be shared; the page itself shows what they name.
-_PLACES: Final = ("/", "/sessions", "/sessions/{id}", "/wall", "/fleet", "/approvals", "/audit", "/usage")
+_PAGES: Final = ("/", "/sessions", "/sessions/{id}", "/wall", "/fleet", "/approvals", "/audit", "/usage")
 
 
 def console_application() -> ASGIApp:
@@ -54,13 +54,13 @@ def console_application() -> ASGIApp:
     built = files("holdfast.console").joinpath("built")
     is_built = built.joinpath(_PAGE).is_file()
     routes = _routes(plain, "/", ("/plain",) if is_built else ("/plain", "/"))
-    app = Starlette(routes=[*routes, *(_routes(built, "/", _PLACES) if is_built else ())])
+    app = Starlette(routes=[*routes, *(_routes(built, "/", _PAGES) if is_built else ())])
     # Redirects would be made from the request's `Host` header, which is untrusted.
     app.router.redirect_slashes = False
     return _WithHeaders(app)
 
 
-def _routes(folder: Traversable, prefix: str, places: tuple[str, ...]) -> Iterator[Route]:
+def _routes(folder: Traversable, prefix: str, pages: tuple[str, ...]) -> Iterator[Route]:
     """Yield a route for each file of a folder; its page is at all of `places`."""
     for file in folder.iterdir():
         name, _, extension = file.name.rpartition(".")
@@ -68,7 +68,7 @@ def _routes(folder: Traversable, prefix: str, places: tuple[str, ...]) -> Iterat
             yield from _routes(file, f"{prefix}{file.name}/", ())
         elif file.name == _PAGE:
             page = _File(file.read_bytes(), "text/html")
-            yield from (Route(place, page, methods=["GET"]) for place in places)
+            yield from (Route(place, page, methods=["GET"]) for place in pages)
         elif name and extension in _CONTENT_TYPES:
             served = _File(file.read_bytes(), _CONTENT_TYPES[extension])
             yield Route(f"{prefix}{file.name}", served, methods=["GET"])

@@ -16,8 +16,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from holdfast.client.opening import RECONNECT_DEADLINE
 from holdfast.client.remote import RemoteExec
-from holdfast.client.sandbox import RECONNECT_DEADLINE, Sandbox
+from holdfast.client.sandbox import Sandbox
 from holdfast.errors import (
     CommandNotFound,
     CwdNotFound,
@@ -167,7 +168,7 @@ class Fleet:
         """Make a sandbox with a record that the caller chose, and stay connected to it."""
         await self.engine.check(template)
         self._prune_in_background()
-        async with self._place():
+        async with self._creation_slot():
             ref = await self.engine.create(template, record, progress)
             try:
                 box = await self._connect(ref)
@@ -182,7 +183,7 @@ class Fleet:
         return box
 
     @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
+    async def _creation_slot(self) -> AsyncIterator[None]:
         """One of the places for sandboxes that are being made."""
         async with self._creating:
             self.creating += 1
@@ -296,7 +297,7 @@ class Fleet:
         await self.engine.check(template)
         lifetime = template.lifetime or usual
         record = new_record(template, now=time.time(), lifetime=lifetime, bound=bound, fork_of=ref.id)
-        async with self._place():
+        async with self._creation_slot():
             return await self.engine.fork(ref, record)
 
     async def remove(self, id: str) -> None:
@@ -407,7 +408,7 @@ async def _apply(box: Sandbox, template: Template, progress: Progress | None) ->
             progress(f"setup: {shlex.join(command)}", number / len(template.setup))
         result = await box.exec(command)
         if result.exit_code != 0:
-            said = (result.stderr or result.stdout)[-SETUP_OUTPUT_CHARACTERS:].strip()
+            printed = (result.stderr or result.stdout)[-SETUP_OUTPUT_CHARACTERS:].strip()
             raise SandboxError(
-                f"setup: {shlex.join(command)}: exit code {result.exit_code}: {said or 'it printed nothing'}"
+                f"setup: {shlex.join(command)}: exit code {result.exit_code}: {printed or 'it printed nothing'}"
             )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: `sun_path` has 108 bytes, and the last one is for the final NUL.
 MAX_SOCKET_PATH = 107
 #: The parents of the server's directory, the first writable one is used: small images have no /tmp.
-PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+PARENTS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 #: A larger log is renamed when the next server starts; one older log is retained.
 MAX_LOG_BYTES = 1024 * 1024
 #: How long a server may take to listen. A server that ends is noticed at once; on a machine with fifty programs for
@@ -145,8 +145,8 @@ def _chosen_directory() -> str:
     # After `su` or `sudo -E` the variable still has the other user's directory.
     if runtime and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.geteuid():
         return os.path.join(runtime, "holdfast")
-    place = next((each for each in PLACES if os.access(each, os.W_OK | os.X_OK)), PLACES[0])
-    return os.path.join(place, f"holdfast-{os.geteuid()}")
+    parent = next((each for each in PARENTS if os.access(each, os.W_OK | os.X_OK)), PARENTS[0])
+    return os.path.join(parent, f"holdfast-{os.geteuid()}")
 
 
 def connect_at(path: str) -> socket.socket | None:

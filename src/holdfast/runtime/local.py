@@ -57,7 +57,7 @@ from holdfast.runtime.tree.cgroup import Cgroups
 from holdfast.runtime.tree.orphans import OrphanReaper
 from holdfast.runtime.tree.process_table import TableReader
 from holdfast.runtime.tree.process_tree import Strays, Tree
-from holdfast.runtime.tree.usage import Activity, UsageQuery, UsageSampler
+from holdfast.runtime.tree.usage import ForegroundActivity, UsageQuery, UsageSampler
 from holdfast.types import (
     AWAITED_PREFIX,
     TERMINAL_OUTPUT_BYTES,
@@ -421,7 +421,7 @@ class LocalExec:
         return tuple(process.info() for process in self._processes.values() if not process.internal)
 
     async def usage(self, process_ids: Sequence[str], *, members: bool = False) -> UsageSample:
-        found = (self._asked(process_id) for process_id in dict.fromkeys(process_ids))
+        found = (self._usage_query(process_id) for process_id in dict.fromkeys(process_ids))
         return await self._sampler.sample(
             [each for each in found if each is not None],
             leaders=lambda: self._leaders | self._starter.newborn,
@@ -429,14 +429,14 @@ class LocalExec:
             list_members=members,
         )
 
-    def _asked(self, process_id: str) -> UsageQuery | None:
+    def _usage_query(self, process_id: str) -> UsageQuery | None:
         process = self._processes.get(process_id)
         if process is None:
             shell = self.shells.get(process_id)
-            return None if shell is None else shell.asked()
+            return None if shell is None else shell.usage_query()
         terminal = self.terminals.get(process_id)
         printed = sum(log.end for log in process.logs.values())
-        activity = Activity() if terminal is None or not process.running else terminal.activity()
+        activity = ForegroundActivity() if terminal is None or not process.running else terminal.activity()
         return UsageQuery(process_id, (process.tree,), process.running, printed, activity, process.own_pids)
 
     async def forget(self, process_id: str) -> None:

@@ -12,7 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
 
-from holdfast.client.sandbox import RECONNECT_DEADLINE, Sandbox
+from holdfast.client.opening import RECONNECT_DEADLINE
+from holdfast.client.sandbox import Sandbox
 from holdfast.errors import InvalidParams, SandboxError
 from holdfast.sandboxes.host_command import run_host_command
 from holdfast.sandboxes.install.bundle import bundle

@@ -16,16 +16,16 @@ import msgspec
 from holdfast.errors import Forbidden, StdinClosed, UnknownProcess
 from holdfast.runtime.confine.rights import confinement_for
 from holdfast.runtime.process.start import starts_at_once
-from holdfast.server.codex import CodexMethods
-from holdfast.server.exec_remote import ExecRemoteMethods
-from holdfast.server.files import FileMethods
-from holdfast.server.fs import FsMethods
-from holdfast.server.host_calls import HostCallMethods
-from holdfast.server.http_requests import HttpRequestMethods
+from holdfast.server.methods.codex import CodexMethods
+from holdfast.server.methods.exec_remote import ExecRemoteMethods
+from holdfast.server.methods.files import FileMethods
+from holdfast.server.methods.fs import FsMethods
+from holdfast.server.methods.host_calls import HostCallMethods
+from holdfast.server.methods.http_requests import HttpRequestMethods
+from holdfast.server.methods.shells import ShellMethods
+from holdfast.server.methods.streams import StreamMethods
+from holdfast.server.methods.terminals import TerminalMethods
 from holdfast.server.sandbox_policy import read_policy
-from holdfast.server.shells import ShellMethods
-from holdfast.server.streams import StreamMethods
-from holdfast.server.terminals import TerminalMethods
 from holdfast.types import (
     EndedProcesses,
     EnvironmentInfo,

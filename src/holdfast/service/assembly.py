@@ -17,7 +17,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from holdfast.client.sandbox import open_exec
+from holdfast.client.opening import open_exec
 from holdfast.console.application import console_application
 from holdfast.errors import HoldfastError
 from holdfast.exec_api import ExecApi
@@ -36,11 +36,11 @@ from holdfast.service.fronts.grpc import GrpcFront, GrpcSettings
 from holdfast.service.fronts.handler import Handler
 from holdfast.service.fronts.http import HttpFront, HttpSettings
 from holdfast.service.fronts.listening import TlsFiles
-from holdfast.service.fronts.preview import PreviewFront
+from holdfast.service.fronts.previews.application import PreviewFront
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.housekeeping import Housekeeping
+from holdfast.service.monitor.gateway import MonitorGateway
 from holdfast.service.monitor.monitor import MonitorSettings, ResourceMonitor
-from holdfast.service.monitor.session_usage import MonitorGateway
 from holdfast.service.monitor.thresholds import ThresholdSettings
 from holdfast.service.observability.logs import LogSettings, configure_logs
 from holdfast.service.observability.metered_store import MeteredStore
@@ -55,7 +55,7 @@ from holdfast.service.rules_file import read_rules
 from holdfast.service.sandboxes.sandbox_endings import SandboxEndings
 from holdfast.service.sandboxes.session_pools import SessionPools
 from holdfast.service.sandboxes.session_sandboxes import SessionSandboxes
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.sessions.backend.egress import Egress
 from holdfast.service.sessions.backend.preparation import Preparation
 from holdfast.service.sessions.manager import SessionManager
@@ -146,11 +146,11 @@ class ServiceReplica:
         if self._previews is not None:
             started = replace(started, preview=await self._preview_front(self._previews))
         self.readiness.set("service")
-        return replace(started, store=store.database.place, operator_token=token)
+        return replace(started, store=store.database.location, operator_token=token)
 
     async def _sessions(self, store: Store) -> SessionManager:
         settings, clock, parts = self._settings, self._clock, self._parts
-        pool = SandboxPool(
+        pool = SandboxConnections(
             self._connect, clock, limit=settings.max_sandboxes, idle_seconds=settings.sandbox_idle_seconds
         )
         pools = SessionPools(self.metrics.pool_taken)

@@ -65,7 +65,7 @@ async def a_sandbox_lives_from_create_to_remove(fleet: Fleet, template: Template
 
 
 async def its_address_serves_every_client(fleet: Fleet, template: Template) -> None:
-    from holdfast.client.sandbox import connect
+    from holdfast.client.opening import connect
 
     async with _made(fleet, template) as ref, connect(ref.address) as box:
         assert (await box.exec(["echo", "there"])).stdout == "there\n"

@@ -188,12 +188,12 @@ class FakeFiles:
         self, path: str, *, after: str = "", limit: int = DIRECTORY_PAGE, user: str | None = None
     ) -> DirPage:
         self._find(path, "directory")
-        place = self._resolve(path)
-        names = sorted(posixpath.basename(each) for each in self._files if _is_in(each, place))
+        resolved = self._resolve(path)
+        names = sorted(posixpath.basename(each) for each in self._files if _is_in(each, resolved))
         page = [name for name in names if name > after]
         entries = []
         for name in page[:limit]:
-            info = self._files[posixpath.join(place, name)].info()
+            info = self._files[posixpath.join(resolved, name)].info()
             fields = {field: getattr(info, field) for field in FileInfo.__struct_fields__}
             entries.append(DirEntry(name=name, **fields))
         return DirPage(tuple(entries), len(page) > limit)
@@ -209,18 +209,18 @@ class FakeFiles:
         owner: int | None = None,
         request_id: str | None = None,
     ) -> None:
-        place = self._resolve(path)
+        resolved = self._resolve(path)
         if parents:
-            self._make_parents(place)
-        known = self._files.get(place)
+            self._make_parents(resolved)
+        known = self._files.get(resolved)
         if known is not None and (known.type != "directory" or not exist_ok):
             raise file_error(errno.EEXIST, f"{path}: file exists")
         if known is None:
-            self._find(posixpath.dirname(place), "directory")
-            known = self._files[place] = FakeFile("directory", next(self._numbers))
+            self._find(posixpath.dirname(resolved), "directory")
+            known = self._files[resolved] = FakeFile("directory", next(self._numbers))
             known.take(FileAttributes(mode=mode))
             known.owner = owner or 0
-            self._note("created", place)
+            self._note("created", resolved)
 
     async def remove(
         self,
@@ -231,14 +231,14 @@ class FakeFiles:
         user: str | None = None,
         request_id: str | None = None,
     ) -> None:
-        place = self._resolve(path, follow=False)
-        if place not in self._files and missing_ok:
+        resolved = self._resolve(path, follow=False)
+        if resolved not in self._files and missing_ok:
             return
-        self._at(path, place)
-        below = [each for each in self._files if _is_below(each, place)]
+        self._at(path, resolved)
+        below = [each for each in self._files if _is_below(each, resolved)]
         if below and not recursive:
             raise file_error(errno.ENOTEMPTY, f"{path}: the directory is not empty")
-        for each in [*sorted(below, reverse=True), place]:
+        for each in [*sorted(below, reverse=True), resolved]:
             self._note("removed", each)
             del self._files[each]
 
@@ -273,23 +273,23 @@ class FakeFiles:
             self._note("created", new + each[len(old) :])
 
     async def make_link(self, path: str, target: str, *, user: str | None = None) -> None:
-        place = self._resolve(path, follow=False)
-        if place in self._files and self._files[place].type == "directory":
+        resolved = self._resolve(path, follow=False)
+        if resolved in self._files and self._files[resolved].type == "directory":
             raise file_error(errno.EISDIR, f"{path}: is a directory")
-        self._find(posixpath.dirname(place), "directory")
-        self._files[place] = FakeFile("symlink", next(self._numbers), target=target)
-        self._note("created", place)
+        self._find(posixpath.dirname(resolved), "directory")
+        self._files[resolved] = FakeFile("symlink", next(self._numbers), target=target)
+        self._note("created", resolved)
 
     async def set_attributes(self, path: str, attributes: FileAttributes, *, user: str | None = None) -> None:
-        place = self._resolve(path)
-        self._at(path, place).take(attributes)
-        self._note("attributes", place)
+        resolved = self._resolve(path)
+        self._at(path, resolved).take(attributes)
+        self._note("attributes", resolved)
 
     async def real_path(self, path: str, *, strict: bool = True, user: str | None = None) -> str:
-        place = self._resolve(path)
+        resolved = self._resolve(path)
         if strict:
-            self._at(path, place)
-        return place
+            self._at(path, resolved)
+        return resolved
 
     async def watch(self, path: str, *, watch_id: str, recursive: bool = False, user: str | None = None) -> None:
         self._find(path, "directory")
@@ -329,10 +329,10 @@ class FakeFiles:
             if step == "..":
                 done = posixpath.dirname(done)
                 continue
-            place = posixpath.join(done, step)
-            known = self._files.get(place)
+            resolved = posixpath.join(done, step)
+            known = self._files.get(resolved)
             if known is None or known.target is None or (not todo and not follow):
-                done = place
+                done = resolved
                 continue
             links += 1
             if links > MAX_LINKS:
@@ -341,10 +341,10 @@ class FakeFiles:
             done = "/" if known.target.startswith("/") else done
         return done
 
-    def _at(self, path: str, place: str) -> FakeFile:
-        known = self._files.get(place)
+    def _at(self, path: str, resolved: str) -> FakeFile:
+        known = self._files.get(resolved)
         if known is None:
-            above = self._files.get(posixpath.dirname(place))
+            above = self._files.get(posixpath.dirname(resolved))
             number = errno.ENOTDIR if above is not None and above.type == "file" else errno.ENOENT
             raise file_error(number, f"{path}: {os.strerror(number).lower()}")
         return known
@@ -364,17 +364,17 @@ class FakeFiles:
             self._note("created", above)
 
     def _write(self, path: str, data: bytes, wanted: FileAttributes) -> FakeFile:
-        place = self._resolve(path)
-        known = self._files.get(place)
+        resolved = self._resolve(path)
+        known = self._files.get(resolved)
         if known is not None and known.type == "directory":
             raise file_error(errno.EISDIR, f"{path}: is a directory")
-        self._find(posixpath.dirname(place), "directory")
-        file = self._files[place] = FakeFile("file", next(self._numbers), data)
+        self._find(posixpath.dirname(resolved), "directory")
+        file = self._files[resolved] = FakeFile("file", next(self._numbers), data)
         if known is not None:
             file.mode = known.mode
         file.take(wanted)
-        self._note("created" if known is None else "modified", place)
-        self._note("written", place)
+        self._note("created" if known is None else "modified", resolved)
+        self._note("written", resolved)
         return file
 
 

@@ -31,9 +31,9 @@ class TypedCommand(FakeCommand):
     """A command typed at the prompt of a fake terminal: the terminal is its output and its input."""
 
     def __init__(self, terminal: FakeTerminal, text: str) -> None:
-        asked = CommandSpec(f"{terminal.spec.process_id}-{len(terminal.input)}", text)
-        spec = ProcessSpec(asked.command_id, words(text), cwd=terminal.cwd, pipe_stdin=True)
-        super().__init__(asked, spec, terminal.pid, 1 << 62)
+        requested = CommandSpec(f"{terminal.spec.process_id}-{len(terminal.input)}", text)
+        spec = ProcessSpec(requested.command_id, words(text), cwd=terminal.cwd, pipe_stdin=True)
+        super().__init__(requested, spec, terminal.pid, 1 << 62)
         self.terminal = terminal
         self.variables = terminal.variables
 

@@ -175,9 +175,9 @@ class ScriptedTerminal(LiveTerminal):
                 stub.kill("KILL")
 
         super().__init__(
-            stub.asked,
+            stub.requested,
             argv,
-            integration=marking_shell(argv[0]) if stub.asked.integration else "",
+            integration=marking_shell(argv[0]) if stub.requested.integration else "",
             nonce=NONCE,
             config=ExecServerConfig(retained_terminal_events=retained_events),
             end_process=end_process,

@@ -73,12 +73,17 @@ class FakeCommand(FakeProcess):
     """A command in a fake shell, or a process that was started with a shell's state."""
 
     def __init__(
-        self, asked: CommandSpec, spec: ProcessSpec, pid: int, retained_bytes: int, shell: FakeShell | None = None
+        self,
+        requested: CommandSpec,
+        spec: ProcessSpec,
+        pid: int,
+        retained_bytes: int,
+        shell: FakeShell | None = None,
     ) -> None:
         super().__init__(spec, pid, retained_bytes)
         #: The text as it was given; `spec.argv` has its words.
-        self.asked = asked
-        self.input = asked.input or b""
+        self.requested = requested
+        self.input = requested.input or b""
         #: Directory and variables of the shell, once the command began: it may change both.
         self.cwd = spec.cwd or ""
         self.variables: dict[str, str] = {}
@@ -101,7 +106,7 @@ class FakeCommand(FakeProcess):
     @property
     def env(self) -> dict[str, str]:
         """The shell's variables, overridden by those given for this command alone."""
-        return {**self.variables, **(self.asked.env or {})}
+        return {**self.variables, **(self.requested.env or {})}
 
     def change_directory(self, path: str) -> None:
         self.cwd = posixpath.normpath(posixpath.join(self.cwd, path))
@@ -178,7 +183,7 @@ class FakeShell:
             started_at=0.0,
             reason=self.reason,
             exit_code=None if exit is None else exit.exit_code,
-            command=None if current is None else current.asked.command,
+            command=None if current is None else current.requested.command,
             command_id=None if current is None else current.spec.process_id,
             queued=len(self.queue),
             commands_run=self._commands_run,
@@ -227,7 +232,7 @@ class FakeShell:
         if self.current is not None or not self.queue:
             return
         command = self.current = self.queue.popleft()
-        spec, program = command.asked, command.program
+        spec, program = command.requested, command.program
         loop = asyncio.get_running_loop()
         self.state = "running"
         if program is None:
@@ -251,7 +256,7 @@ class FakeShell:
             if timer is not None:
                 timer.cancel()
         self._timer = self._silence = None
-        if command.asked.cwd is None:
+        if command.requested.cwd is None:
             self.cwd = command.cwd
         self.variables = command.variables
         self.current = None

@@ -70,7 +70,7 @@ class FakeTerminal(FakeProcess):
             start_id=spec.start_id,
         )
         super().__init__(process, pid, retained_bytes)
-        self.asked = spec
+        self.requested = spec
         #: The bytes that each call typed, in order; `input` has all of them joined.
         self.typed: list[bytes] = []
         #: Directory and variables of the shell, for programs that have them.

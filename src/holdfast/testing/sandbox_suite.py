@@ -18,8 +18,9 @@ from typing import Any, Final
 from holdfast.client.connection.channel_connection import Dial
 from holdfast.client.dial import dialer
 from holdfast.client.exec_remote import Completed, ExecRemoteOptions, StderrChunk, StdoutChunk
+from holdfast.client.opening import connect
 from holdfast.client.process import Process
-from holdfast.client.sandbox import Sandbox, connect
+from holdfast.client.sandbox import Sandbox
 from holdfast.errors import (
     CommandNotFound,
     CwdNotFound,
@@ -62,15 +63,15 @@ class Subject:
     @contextlib.asynccontextmanager
     async def connect_and_cut(self) -> AsyncIterator[tuple[Sandbox, Callable[[], None]]]:
         """Open another connection; yield it and a function that breaks its channel."""
-        place = _Cut(self._make())
-        async with connect(place) as box:
-            yield box, place.cut
+        target = _Cut(self._make())
+        async with connect(target) as box:
+            yield box, target.cut
 
 
 Check = Callable[[Sandbox, Subject], Awaitable[None]]
 
 
-class AddressPlace(SandboxTarget):
+class AddressTarget(SandboxTarget):
     """A running server, at an address such as `local` or `unix:/path`."""
 
     def __init__(self, address: str) -> None:
@@ -84,21 +85,21 @@ class AddressPlace(SandboxTarget):
 class _Cut(SandboxTarget):
     """A place with a channel that can be broken from outside, as if its carrier had died."""
 
-    def __init__(self, place: SandboxTarget) -> None:
-        self._place = place
-        self.address = place.address
-        self.handshake_seconds = place.handshake_seconds
+    def __init__(self, target: SandboxTarget) -> None:
+        self._target = target
+        self.address = target.address
+        self.handshake_seconds = target.handshake_seconds
         self._channel: Channel | None = None
 
     async def open(self) -> None:
-        await self._place.open()
+        await self._target.open()
 
     async def dial(self, receiver: Receiver) -> Channel:
-        self._channel = await self._place.dial(receiver)
+        self._channel = await self._target.dial(receiver)
         return self._channel
 
     async def aclose(self) -> None:
-        await self._place.aclose()
+        await self._target.aclose()
 
     def cut(self) -> None:
         assert self._channel is not None

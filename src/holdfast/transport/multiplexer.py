@@ -115,9 +115,9 @@ class SocketStream:
         if self.sent_end or self.closed or self.credit <= 0:
             self.unwatch()
             return None
-        asked = min(self.credit, limit)
+        requested = min(self.credit, limit)
         try:
-            data = self.sock.recv(asked)
+            data = self.sock.recv(requested)
         except (BlockingIOError, InterruptedError):
             self.watch()
             return None
@@ -126,7 +126,7 @@ class SocketStream:
             self.sent_end = True
         if self.credit <= 0 or not data:
             self.unwatch()
-        elif len(data) < asked:
+        elif len(data) < requested:
             self.watch()  # the socket is empty; another read would only return EAGAIN
         else:
             self._streams.enqueue(self)

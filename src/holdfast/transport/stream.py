@@ -179,11 +179,11 @@ class StreamChannel:
         budget = TURN_BYTES
         while budget > 0 and self._reading:
             room = self._frames.writable()
-            asked = READ_SIZE if room is None else len(room)
+            requested = READ_SIZE if room is None else len(room)
             data = b""
             try:
                 if room is None:
-                    data = os.read(self._read_fd, asked)
+                    data = os.read(self._read_fd, requested)
                     count = len(data)
                 else:
                     count = os.readv(self._read_fd, [room])
@@ -205,7 +205,7 @@ class StreamChannel:
             else:
                 self._deliver_bulk(count, deliver)
             budget -= count
-            if count < asked and self._write_error is None:
+            if count < requested and self._write_error is None:
                 # The socket is empty; another read would only return EAGAIN.
                 return
 

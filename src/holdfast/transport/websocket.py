@@ -7,13 +7,13 @@ the limit ends the connection with close code 1009 and a reason with the size: t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import http
 import ipaddress
 import logging
 import socket
 import ssl
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
@@ -30,11 +30,11 @@ from holdfast.errors import (
     HandshakeFailed,
     HoldfastError,
     InvalidParams,
-    InvalidRequest,
     MessageTooLarge,
     Unauthorized,
 )
-from holdfast.transport.channel import Receiver, Source, SpoolFrame
+from holdfast.transport.channel import Receiver
+from holdfast.transport.queued import QueuedChannel
 from holdfast.types import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
@@ -54,86 +54,24 @@ CLOSE_TIMEOUT_SECONDS: Final = 2.0
 TOO_BIG: Final = 1009
 
 
-class WebSocketChannel:
+class WebSocketChannel(QueuedChannel):
     """`Channel` on a WebSocket: a text frame is JSON, a binary frame MessagePack.
 
     Two tasks: one reads, the other sends control messages first and then frames of the source, waiting whenever the
     library's buffer is full.
     """
 
-    takes_spool_frames: Final = False
-    passes_descriptors: Final = False
-
     def __init__(self, socket: Socket, description: str, limit: int) -> None:
-        self.description = description
+        super().__init__(description)
         self._socket = socket
         self._limit = limit
         self._receiver: Receiver | None = None
-        self._queue: deque[bytes] = deque()
-        self._queued_bytes = 0
-        self._source: Source | None = None
-        self._something_to_send = asyncio.Event()
-        self._drained = asyncio.Event()
-        self._drained.set()
-        self._may_read = asyncio.Event()
-        self._may_read.set()
-        self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, receiver: Receiver) -> None:
         """Start to read and to send. `receiver` gets every message."""
         self._receiver = receiver
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
-
-    @property
-    def queued_bytes(self) -> int:
-        return self._queued_bytes
-
-    def send(self, message: bytes) -> None:
-        if self._closing:
-            return
-        self._queue.append(message)
-        self._queued_bytes += len(message)
-        self._drained.clear()
-        self._something_to_send.set()
-
-    def set_source(self, source: Source | None) -> None:
-        self._source = source
-        self.wake()
-
-    def wake(self) -> None:
-        self._something_to_send.set()
-
-    def use_lengths(self) -> None:
-        """No effect: the first byte of each message decides between text and binary."""
-
-    def hold_frame(self) -> None:
-        """No effect: there are no spool frames."""
-
-    def pass_descriptor(self, fd: int) -> None:
-        raise InvalidRequest(f"{self.description}: a WebSocket carries no descriptors")
-
-    def pause_reading(self) -> None:
-        self._may_read.clear()
-
-    def resume_reading(self) -> None:
-        self._may_read.set()
-
-    async def drain(self) -> None:
-        await self._drained.wait()
-        if self._queued_bytes:
-            raise ConnectionLost(f"{self.description}: the connection is closed")
-
-    def close(self) -> None:
-        if self._closing:
-            return
-        self._closing = True
-        self._source = None
-        # The writer sends the queue, then closes; the reader then reports the end to the receiver.
-        self._something_to_send.set()
-        self._may_read.set()
-
-    # --- the two tasks -----------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
         assert self._receiver is not None
@@ -155,37 +93,18 @@ class WebSocketChannel:
             error = broken
         finally:
             self._tasks[1].cancel()
-            self._source = None
-            self._drained.set()
-            self._receiver.connection_lost(None if self._closing else error)
-            self._closing = True
+            self._receiver.connection_lost(None if self._lost() else error)
 
     async def _write(self) -> None:
-        try:
-            while True:
-                if self._queue:
-                    message = self._queue.popleft()
-                    await self._socket.send(message, text=message[:1] == b"{")
-                    self._queued_bytes -= len(message)
-                    if not self._queued_bytes:
-                        self._drained.set()
-                elif self._closing:
-                    await self._socket.close()
-                    return
-                elif (frame := self._next_frame()) is not None:
-                    await self._socket.send(frame, text=frame[:1] == b"{")
-                else:
-                    self._something_to_send.clear()
-                    await self._something_to_send.wait()
-        except ConnectionClosed:
-            # The reader gets the same error, with its reason.
-            return
+        # The reader gets the same error, with its reason.
+        with contextlib.suppress(ConnectionClosed):
+            await super()._write()
 
-    def _next_frame(self) -> bytes | None:
-        frame = None if self._source is None else self._source.next_frame()
-        if isinstance(frame, SpoolFrame):
-            raise TypeError("a WebSocket takes no spool frames")
-        return frame
+    async def _transmit(self, data: bytes) -> None:
+        await self._socket.send(data, text=data[:1] == b"{")
+
+    async def _end(self) -> None:
+        await self._socket.close()
 
     def _why(self, closed: ConnectionClosed) -> HoldfastError:
         received = closed.rcvd

@@ -84,12 +84,12 @@ async def test_it_is_described(opened: Opener) -> None:
 
 
 async def test_what_it_is_given_to_start_with(opened: Opener, tmp_path: Path) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
-    terminal = await opened(cwd=str(place), env={"WORD": "given"}, term="vt220", locale="C", rows=11, cols=66)
+    location = tmp_path / "place"
+    location.mkdir()
+    terminal = await opened(cwd=str(location), env={"WORD": "given"}, term="vt220", locale="C", rows=11, cols=66)
     result = await terminal.run('echo "$WORD $TERM $LANG $PWD ${LINES-} $(stty size) $-"; shopt login_shell')
     words = result.output.split()
-    assert words[:4] == ["given", "vt220", "C", str(place)]
+    assert words[:4] == ["given", "vt220", "C", str(location)]
     assert words[-5:-3] == ["11", "66"] or "11 66" in result.output
     assert "i" in words[-3]
     assert words[-2:] == ["login_shell", "on"]
@@ -131,10 +131,10 @@ async def test_a_shell_without_marks_takes_what_is_typed(opened: Opener) -> None
 
 @pytest.mark.skipif(not is_root(), reason="only root may become another user")
 async def test_another_user(opened: Opener, tmp_path: Path) -> None:
-    for place in (tmp_path, *tmp_path.parents):
-        if place == Path(tempfile.gettempdir()):
+    for location in (tmp_path, *tmp_path.parents):
+        if location == Path(tempfile.gettempdir()):
             break
-        place.chmod(0o755)
+        location.chmod(0o755)
     terminal = await opened(user="nobody")
     assert (await terminal.run("id -un; tty | xargs stat -c %U")).output == "nobody\nnobody\n"
     assert terminal.state == "IDLE"

@@ -108,15 +108,15 @@ async def test_a_long_poll_ends_with_output_with_an_event_and_with_its_time(term
 
 async def test_what_is_expected_is_found_one_behind_the_other(terminal: Terminal) -> None:
     await terminal.send("read -p 'name? ' name; printf 'one two one'; read\n")
-    asked = await terminal.expect("name? ", PATIENCE)  # the echo of the line that was typed
-    assert asked.text == "name? "
-    asked = await terminal.expect(re.compile(r"name\? $"), PATIENCE)
+    requested = await terminal.expect("name? ", PATIENCE)  # the echo of the line that was typed
+    assert requested.text == "name? "
+    requested = await terminal.expect(re.compile(r"name\? $"), PATIENCE)
     await terminal.send("you\n")
     first, last = await terminal.expect("one", PATIENCE), await terminal.expect(b"one", PATIENCE)
     assert (last.offset - first.offset, last.token - first.token) == (8, 8)
     with pytest.raises(TimeoutError, match=r"within 0\.01 s print 'one'; its output ends with .*one two one\W$"):
         await terminal.expect("one", 0.01)
-    again = await terminal.expect(re.compile("o(n)e"), since=asked.token)
+    again = await terminal.expect(re.compile("o(n)e"), since=requested.token)
     assert (again.groups, again.offset, again.token) == ((b"n",), first.offset, first.token)
     # Each position is a place to read on from.
     rest = await terminal.read(again.token)

@@ -13,11 +13,11 @@ from tests.process.gauntlet.environment import ENVIRONMENT
 from tests.process.gauntlet.exit_codes import EXIT_CODES
 from tests.process.gauntlet.input import INPUT, LARGE
 from tests.process.gauntlet.jobs import JOBS
+from tests.process.gauntlet.locations import DIRECTORIES
 from tests.process.gauntlet.names import NAMES
 from tests.process.gauntlet.options import OPTIONS
 from tests.process.gauntlet.output import OUTPUT
 from tests.process.gauntlet.parsing import PARSING
-from tests.process.gauntlet.places import PLACES
 from tests.process.gauntlet.private import PRIVATE
 from tests.process.gauntlet.readme import README
 from tests.process.gauntlet.state import STATE
@@ -39,7 +39,7 @@ CASES: tuple[Case, ...] = (
     *CONTROL,
     *DESCRIPTORS,
     *JOBS,
-    *PLACES,
+    *DIRECTORIES,
     *ENVIRONMENT,
     *ENDINGS,
     *PRIVATE,

@@ -19,11 +19,11 @@ TOOL: dict[str, Any] = {
 }
 #: Reads ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY.
 client: Any = anthropic.Anthropic()
-said: list[Any] = [{"role": "user", "content": "hello"}]
+messages: list[Any] = [{"role": "user", "content": "hello"}]
 got: dict[str, Any] = {"models": [model.id for model in client.models.list()]}
 
 
-def ask(model: str, messages: list[Any] = said, **more: Any) -> Any:
+def ask(model: str, messages: list[Any] = messages, **more: Any) -> Any:
     return client.messages.create(model=model, max_tokens=100, messages=messages, **more)
 
 
@@ -32,19 +32,19 @@ got["whole"] = whole.content[0].text
 got["usage"] = [whole.usage.input_tokens, whole.usage.output_tokens]
 
 pieces = []
-with client.messages.stream(model="steps", max_tokens=100, messages=said) as stream:
+with client.messages.stream(model="steps", max_tokens=100, messages=messages) as stream:
     for piece in stream.text_stream:
         pieces.append(piece)
         # The model goes on at a request of the client: a piece that came late would hang here.
         ask("step")
 got["pieces"] = pieces
 
-asked = ask("tools", tools=[TOOL])
-call = next(block for block in asked.content if block.type == "tool_use")
+requested = ask("tools", tools=[TOOL])
+call = next(block for block in requested.content if block.type == "tool_use")
 result = {"type": "tool_result", "tool_use_id": call.id, "content": f"rain in {call.input['city']}"}
-turns = [*said, {"role": "assistant", "content": asked.content}, {"role": "user", "content": [result]}]
+turns = [*messages, {"role": "assistant", "content": requested.content}, {"role": "user", "content": [result]}]
 got["tools"] = ask("tools", turns, tools=[TOOL]).content[0].text
-with client.messages.stream(model="tools", max_tokens=100, messages=said, tools=[TOOL]) as stream:
+with client.messages.stream(model="tools", max_tokens=100, messages=messages, tools=[TOOL]) as stream:
     blocks = stream.get_final_message().content
 got["streamed tool"] = [[block.name, json.dumps(block.input)] for block in blocks if block.type == "tool_use"]
 
@@ -53,13 +53,13 @@ try:
 except anthropic.NotFoundError as error:
     got["error"] = [error.status_code, error.response.json()["error"]["message"]]
 
-with client.messages.stream(model="endless", max_tokens=100, messages=said) as stream:
+with client.messages.stream(model="endless", max_tokens=100, messages=messages) as stream:
     next(stream.text_stream)
 got["left"] = ask("left").content[0].text
-got["counted"] = client.messages.count_tokens(model="say", messages=said).input_tokens > 0
+got["counted"] = client.messages.count_tokens(model="say", messages=messages).input_tokens > 0
 
 print(json.dumps(got), flush=True)
 # The last one is left by a client that dies.
-with client.messages.stream(model="endless", max_tokens=100, messages=said) as stream:
+with client.messages.stream(model="endless", max_tokens=100, messages=messages) as stream:
     next(stream.text_stream)
     os.kill(os.getpid(), signal.SIGKILL)

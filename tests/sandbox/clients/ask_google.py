@@ -36,12 +36,12 @@ for answer in models.generate_content_stream(model="steps", contents="hello"):
         models.generate_content(model="step", contents="hello")
 got["pieces"] = pieces
 
-asked = models.generate_content(model="tools", contents="hello", config=by_hand)
-call = asked.function_calls[0]
+requested = models.generate_content(model="tools", contents="hello", config=by_hand)
+call = requested.function_calls[0]
 result = types.Part.from_function_response(name=call.name, response={"result": f"rain in {call.args['city']}"})
 turns = [
     types.Content(role="user", parts=[types.Part(text="hello")]),
-    asked.candidates[0].content,
+    requested.candidates[0].content,
     types.Content(role="user", parts=[result]),
 ]
 got["tools"] = models.generate_content(model="tools", contents=turns, config=by_hand).text

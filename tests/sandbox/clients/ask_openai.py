@@ -20,43 +20,45 @@ TOOL: dict[str, Any] = {
 #: Reads OPENAI_BASE_URL and OPENAI_API_KEY.
 client: Any = openai.OpenAI()
 chat = client.chat.completions
-said: list[Any] = [{"role": "user", "content": "hello"}]
+messages: list[Any] = [{"role": "user", "content": "hello"}]
 got: dict[str, Any] = {"models": [model.id for model in client.models.list()]}
 
 # Chat: whole, streamed, a tool, an error, a stream that is left.
-whole = chat.create(model="say", messages=said)
+whole = chat.create(model="say", messages=messages)
 got["whole"] = whole.choices[0].message.content
 got["usage"] = [whole.usage.prompt_tokens, whole.usage.completion_tokens]
 
 pieces = []
-for chunk in chat.create(model="steps", messages=said, stream=True):
+for chunk in chat.create(model="steps", messages=messages, stream=True):
     if chunk.choices and chunk.choices[0].delta.content:
         pieces.append(chunk.choices[0].delta.content)
         # The model goes on at a request of the client: a piece that came late would hang here.
-        chat.create(model="step", messages=said)
+        chat.create(model="step", messages=messages)
 got["pieces"] = pieces
 
 tools = [{"type": "function", "function": TOOL}]
-asked = chat.create(model="tools", messages=said, tools=tools).choices[0].message
-call = asked.tool_calls[0]
+requested = chat.create(model="tools", messages=messages, tools=tools).choices[0].message
+call = requested.tool_calls[0]
 result = {
     "role": "tool",
     "tool_call_id": call.id,
     "content": f"rain in {json.loads(call.function.arguments)['city']}",
 }
-got["tools"] = chat.create(model="tools", messages=[*said, asked, result], tools=tools).choices[0].message.content
-with chat.stream(model="tools", messages=said, tools=tools) as stream:
+got["tools"] = (
+    chat.create(model="tools", messages=[*messages, requested, result], tools=tools).choices[0].message.content
+)
+with chat.stream(model="tools", messages=messages, tools=tools) as stream:
     calls = stream.get_final_completion().choices[0].message.tool_calls
 got["streamed tool"] = [[call.function.name, call.function.arguments] for call in calls]
 
 try:
-    chat.create(model="refused", messages=said)
+    chat.create(model="refused", messages=messages)
 except openai.NotFoundError as error:
     got["error"] = [error.status_code, error.response.json()["error"]["message"]]
 
-with chat.create(model="endless", messages=said, stream=True) as stream:
+with chat.create(model="endless", messages=messages, stream=True) as stream:
     next(chunk for chunk in stream if chunk.choices[0].delta.content)
-got["left"] = chat.create(model="left", messages=said).choices[0].message.content
+got["left"] = chat.create(model="left", messages=messages).choices[0].message.content
 
 # Responses: whole, streamed, a tool.
 got["response"] = client.responses.create(model="say", input="hello").output_text
@@ -72,6 +74,6 @@ got["response tools"] = client.responses.create(model="tools", input=turns).outp
 
 print(json.dumps(got), flush=True)
 # The last one is left by a client that dies.
-stream = chat.create(model="endless", messages=said, stream=True)
+stream = chat.create(model="endless", messages=messages, stream=True)
 next(chunk for chunk in stream if chunk.choices[0].delta.content)
 os.kill(os.getpid(), signal.SIGKILL)

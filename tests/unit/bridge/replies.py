@@ -36,8 +36,8 @@ arguments = st.dictionaries(names, st.integers(0, 9) | words, max_size=3).map(
     lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 )
 usages = st.builds(
-    lambda fresh, cached, written, said, thought: Usage(
-        fresh + cached + written, said + thought, cached, written, thought
+    lambda fresh, cached, written, text_tokens, thought: Usage(
+        fresh + cached + written, text_tokens + thought, cached, written, thought
     ),
     *[st.integers(0, 10**6)] * 5,
 )
@@ -199,10 +199,10 @@ SAMPLES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def places(value: Any, at: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+def locations(value: Any, at: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
     """Every place in a JSON value, as the way to it."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [at, *(place for key, inner in inside for place in places(inner, (*at, key)))]
+    return [at, *(location for key, inner in inside for location in locations(inner, (*at, key)))]
 
 
 def with_changed(value: Any, at: tuple[str | int, ...], new: Any) -> Any:
@@ -220,5 +220,5 @@ def malformed(draw: st.DrawFn) -> tuple[str, Any]:
     path = draw(st.sampled_from(sorted(SAMPLES)))
     body: Any = SAMPLES[path]
     for _ in range(draw(st.integers(1, 2))):
-        body = with_changed(body, draw(st.sampled_from(places(body))), draw(json_values))
+        body = with_changed(body, draw(st.sampled_from(locations(body))), draw(json_values))
     return path, body

@@ -44,7 +44,7 @@ class ScriptedModel:
 
     def __init__(self, says: Script) -> None:
         self.says = says
-        self.asked: list[ModelRequest] = []
+        self.requested: list[ModelRequest] = []
 
     def transport(self, httpx: Any) -> Any:
         def answer(request: Any) -> Any:
@@ -71,7 +71,7 @@ class ScriptedModel:
             parsed = DIALECTS[route.dialect].parse(request)
         except InvalidParams as error:
             return 400, "application/json", dialect.error(400, "", error.message)
-        self.asked.append(parsed)
+        self.requested.append(parsed)
         says = self.says
         if isinstance(says, Failure) and not (says.after and parsed.stream):
             return says.status, "application/json", dialect.error(says.status, "", says.message)

@@ -56,7 +56,7 @@ def client_of(model: ScriptedModel) -> Any:
     )
 
 
-def said(content: Any) -> list[tuple[Any, ...]]:
+def parts_of(content: Any) -> list[tuple[Any, ...]]:
     """The client's view of an answer, block by block."""
     blocks: list[tuple[Any, ...]] = []
     for block in content:
@@ -100,18 +100,18 @@ def test_whole() -> None:
         output_config={"format": {"type": "json_schema", "schema": SCHEMA}, "effort": "low"},
         metadata={"user_id": "u"},
     )
-    asked = model.asked[0]
-    assert asked.system == "Be brief.\n\nBe kind."
-    assert asked.messages == (Message("user", (TextPart("Weather?"),)),)
-    params = asked.params
+    requested = model.requested[0]
+    assert requested.system == "Be brief.\n\nBe kind."
+    assert requested.messages == (Message("user", (TextPart("Weather?"),)),)
+    params = requested.params
     assert (params.max_tokens, params.stop) == (2000, ("END",))
     assert params.thinking == Thinking(True, 1024, "low")
     assert params.format == Format("json_schema", SCHEMA)
-    assert [(tool.name, tool.kind) for tool in asked.tools] == [("weather", "function"), ("bash", "builtin")]
-    assert asked.tools[0].schema == SCHEMA
-    assert asked.tool_choice == ToolChoice("required", parallel=False)
-    assert asked.raw["metadata"] == {"user_id": "u"}
-    assert said(answer.content) == WHOLE_RUN
+    assert [(tool.name, tool.kind) for tool in requested.tools] == [("weather", "function"), ("bash", "builtin")]
+    assert requested.tools[0].schema == SCHEMA
+    assert requested.tool_choice == ToolChoice("required", parallel=False)
+    assert requested.raw["metadata"] == {"user_id": "u"}
+    assert parts_of(answer.content) == WHOLE_RUN
     assert answer.stop_reason == "tool_use"
     usage = answer.usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (18, 10, 2)
@@ -122,7 +122,7 @@ def test_stream_is_gathered_by_the_client_to_the_same() -> None:
     with client_of(ScriptedModel(TOOL_RUN)).messages.stream(**ASK) as stream:
         kinds = [event.type for event in stream]
         whole = stream.get_final_message()
-    assert said(whole.content) == WHOLE_RUN
+    assert parts_of(whole.content) == WHOLE_RUN
     assert whole.stop_reason == "tool_use"
     assert (whole.usage.input_tokens, whole.usage.output_tokens) == (18, 12)
     assert kinds.count("content_block_stop") == 5
@@ -198,7 +198,7 @@ def test_history_with_images_documents_thinking_and_results() -> None:
             },
         ],
     )
-    user, assistant, results, more = model.asked[0].messages
+    user, assistant, results, more = model.requested[0].messages
     assert user.content == (
         ImagePart(b"\0\0\0", "image/png"),
         ImagePart(url="https://host/a.png"),
@@ -243,7 +243,7 @@ def test_stop_reasons(reply: ModelReply, reason: str) -> None:
         gathered = stream.get_final_message()
     assert whole.stop_reason == gathered.stop_reason == reason
     assert whole.stop_sequence == gathered.stop_sequence == (reply.stop_sequence or None)
-    assert said(whole.content) == said(gathered.content)
+    assert parts_of(whole.content) == parts_of(gathered.content)
 
 
 def test_blocks_with_no_word_of_ours_go_back_as_they_are() -> None:

@@ -33,7 +33,7 @@ from holdfast.bridge.types import (
 from holdfast.errors import InvalidParams
 from holdfast.wire.http_messages import HttpRequest
 
-from .replies import SAMPLES, json_values, malformed, places, replies, request_for, signatures, with_changed
+from .replies import SAMPLES, json_values, locations, malformed, replies, request_for, signatures, with_changed
 
 DIALECT_NAMES: list[DialectName] = sorted(DIALECTS)
 WITH_TOOLS: list[DialectName] = ["anthropic", "google", "openai_chat", "openai_responses"]
@@ -93,8 +93,12 @@ def gathered_from(name: DialectName, events: list[dict[str, Any]]) -> Any:
             for call in (call for delta in deltas for call in delta.get("tool_calls", ())):
                 whole = calls.setdefault(call["index"], [call.get("id", ""), call["function"].get("name", ""), ""])
                 whole[2] += call["function"]["arguments"]
-            said = "".join(delta.get("content") or "" for delta in deltas)
-            return said, "".join(delta.get("reasoning_content", "") for delta in deltas), list(calls.values())
+            text = "".join(delta.get("content") or "" for delta in deltas)
+            return (
+                text,
+                "".join(delta.get("reasoning_content", "") for delta in deltas),
+                list(calls.values()),
+            )
         case "openai_completions":
             return "".join(event["choices"][0]["text"] for event in events if event["choices"])
         case "openai_responses":
@@ -155,9 +159,9 @@ def test_a_stream_adds_up_to_the_whole_answer(name: DialectName, reply: ModelRep
     events = events_of(name, reply, size)
     assert gathered_from(name, events) == whole_of(name, whole)
     usage_in = DIALECTS[name].usage_in
-    told = [usage for event in events if (usage := usage_in(event)) is not None]
+    reported = [usage for event in events if (usage := usage_in(event)) is not None]
     total = Usage()
-    for usage in told:
+    for usage in reported:
         total = total.merged(usage)
     in_whole = usage_in(whole)
     assert in_whole is not None
@@ -188,10 +192,10 @@ def history_of(name: DialectName, body: dict[str, Any]) -> tuple[str, dict[str, 
 def as_chat(content: tuple[Part, ...]) -> tuple[Part, ...]:
     """Chat has one run of thoughts, one of words, then the calls."""
     thought = "".join(part.text for part in content if isinstance(part, ThinkingPart))
-    said = "".join(part.text for part in content if isinstance(part, TextPart))
+    text = "".join(part.text for part in content if isinstance(part, TextPart))
     calls = [part for part in content if isinstance(part, ToolCallPart)]
     runs: list[Part] = [ThinkingPart(thought)] if thought else []
-    return (*runs, *([TextPart(said)] if said else []), *calls)
+    return (*runs, *([TextPart(text)] if text else []), *calls)
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
@@ -309,12 +313,12 @@ def names_its_field(refusal: InvalidParams) -> bool:
 @pytest.mark.parametrize("path", sorted(SAMPLES))
 def test_a_wrong_value_in_any_place_is_read_or_refused_by_its_field(path: str) -> None:
     refused = 0
-    for place in places(SAMPLES[path]):
+    for location in locations(SAMPLES[path]):
         for wrong in (None, True, 7, -1.5, "x", [], {}, ["x"], [7], {"type": "x"}, {"type": 7}):
-            refusal = refusal_of(path, with_changed(SAMPLES[path], place, wrong))
-            assert refusal is None or names_its_field(refusal), (place, wrong)
+            refusal = refusal_of(path, with_changed(SAMPLES[path], location, wrong))
+            assert refusal is None or names_its_field(refusal), (location, wrong)
             refused += refusal is not None
-    assert refused > len(places(SAMPLES[path]))
+    assert refused > len(locations(SAMPLES[path]))
 
 
 @given(malformed())

@@ -156,9 +156,9 @@ def test_what_a_request_asks_for_is_known_before(path: str, more: dict[str, Any]
     request = asking("POST", path, body=body)
     route = route_of(request)
     assert route is not None
-    asked = requested_tokens(request, checked_body(request), route)
-    assert asked.output == output
-    assert asked.input >= 1
+    requested = requested_tokens(request, checked_body(request), route)
+    assert requested.output == output
+    assert requested.input >= 1
 
 
 def test_an_image_is_no_text() -> None:
@@ -167,8 +167,8 @@ def test_an_image_is_no_text() -> None:
     request = asking(
         "POST", "/v1/chat/completions", body={"model": "m", "messages": [{"role": "user", "content": content}]}
     )
-    asked = requested_tokens(request, checked_body(request), Route("openai_chat", "generate"))
-    assert 1_000 < asked.input < 10_000
+    requested = requested_tokens(request, checked_body(request), Route("openai_chat", "generate"))
+    assert 1_000 < requested.input < 10_000
 
 
 @pytest.mark.parametrize(

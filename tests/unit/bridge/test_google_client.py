@@ -106,10 +106,15 @@ def test_whole() -> None:
             automatic_function_calling=types.AutomaticFunctionCallingConfig(disable=True),
         ),
     )
-    asked = model.asked[0]
-    assert (asked.model, asked.dialect, asked.stream, asked.system) == ("small", "google", False, "Be brief.")
-    assert asked.messages == (Message("user", (TextPart("See"), ImagePart(b"\xfb\xff\xfe", "image/png"))),)
-    params = asked.params
+    requested = model.requested[0]
+    assert (requested.model, requested.dialect, requested.stream, requested.system) == (
+        "small",
+        "google",
+        False,
+        "Be brief.",
+    )
+    assert requested.messages == (Message("user", (TextPart("See"), ImagePart(b"\xfb\xff\xfe", "image/png"))),)
+    params = requested.params
     assert (params.max_tokens, params.temperature, params.top_k, params.stop, params.seed) == (
         50,
         0.5,
@@ -119,9 +124,9 @@ def test_whole() -> None:
     )
     assert params.format == Format("json_schema", SCHEMA)
     assert params.thinking == Thinking(budget=99)
-    assert {tool.name: tool.kind for tool in asked.tools} == {"weather": "function", "googleSearch": "builtin"}
-    assert [tool.schema for tool in asked.tools if tool.kind == "function"] == [SCHEMA]
-    assert asked.tool_choice == ToolChoice("required", ("weather",))
+    assert {tool.name: tool.kind for tool in requested.tools} == {"weather": "function", "googleSearch": "builtin"}
+    assert [tool.schema for tool in requested.tools if tool.kind == "function"] == [SCHEMA]
+    assert requested.tool_choice == ToolChoice("required", ("weather",))
     check_run(parts_of([answer]))
     check_counts(answer.usage_metadata)
     assert answer.candidates[0].finish_reason == "STOP"
@@ -131,7 +136,7 @@ def test_stream() -> None:
     model = ScriptedModel(TOOL_RUN)
     client = client_of(model)
     answers = list(client.models.generate_content_stream(model="small", contents="?"))
-    assert model.asked[0].sse
+    assert model.requested[0].sse
     check_run(parts_of(answers))
     check_counts(answers[-1].usage_metadata)
     assert [answer.candidates[0].finish_reason for answer in answers[:-1]] == [None] * (len(answers) - 1)
@@ -187,7 +192,7 @@ def test_history_with_files_thinking_and_results() -> None:
             ),
         ],
     )
-    user, assistant, results = model.asked[0].messages
+    user, assistant, results = model.requested[0].messages
     assert user.content == (
         ImagePart(media_type="image/png", url="https://host/a.png"),
         FilePart(b"%PDF", "application/pdf"),
@@ -242,11 +247,11 @@ def test_errors(status: int, word: str) -> None:
 
 def test_an_error_in_the_middle_of_a_stream() -> None:
     client = client_of(ScriptedModel(Failure(503, "the model broke", [TextDelta("Hal")])))
-    said: list[str] = []
+    texts: list[str] = []
     answers = client.models.generate_content_stream(model="m", contents="?")
     with pytest.raises(genai.errors.ServerError, match="the model broke"):
-        said.extend(answer.text for answer in answers)
-    assert said == ["Hal"]
+        texts.extend(answer.text for answer in answers)
+    assert texts == ["Hal"]
 
 
 def test_counts_and_models() -> None:

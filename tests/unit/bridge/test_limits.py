@@ -106,7 +106,7 @@ PRICED = Limits(money=10.0, prices={"*": Price(1_000_000, 2_000_000)})
 
 
 @pytest.mark.parametrize(
-    ("limits", "spent", "asked", "reserved"),
+    ("limits", "spent", "requested", "reserved"),
     [
         (Limits(tokens=100), Spent(), Requested(10, 90), Reservation(100, 2.0 * 90 + 10)),
         (Limits(tokens=100), Spent(), Requested(10, 91), None),
@@ -129,9 +129,9 @@ PRICED = Limits(money=10.0, prices={"*": Price(1_000_000, 2_000_000)})
     ],
 )
 def test_what_a_call_asks_for_is_reserved_or_refused(
-    limits: Limits, spent: Spent, asked: Requested, reserved: Reservation | None
+    limits: Limits, spent: Spent, requested: Requested, reserved: Reservation | None
 ) -> None:
-    found = reserve(limits, spent, asked, Price(1_000_000, 2_000_000))
+    found = reserve(limits, spent, requested, Price(1_000_000, 2_000_000))
     if reserved is not None:
         assert found == reserved
     else:

@@ -51,13 +51,13 @@ async def ask(
 
 
 async def test_a_call_is_answered_counted_and_written_down() -> None:
-    told: list[CallRecord] = []
-    service = ModelCalls(greet, Limits(prices={"m": Price(1_000_000, 1_000_000)}), on_call=told.append)
+    reported: list[CallRecord] = []
+    service = ModelCalls(greet, Limits(prices={"m": Price(1_000_000, 1_000_000)}), on_call=reported.append)
     head, body = await ask(service, body=chat())
     assert head.status == 200
     assert json.loads(body)["choices"][0]["message"]["content"] == "hello"
     (call,) = service.calls
-    assert told == [call]
+    assert reported == [call]
     assert (call.number, call.dialect, call.model, call.status, call.usage) == (
         1,
         "openai_chat",

@@ -78,11 +78,11 @@ def test_chat_whole() -> None:
         logprobs=True,
         response_format={"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA, "strict": True}},
     )
-    asked = model.asked[0]
-    assert (asked.model, asked.dialect, asked.stream) == ("small", "openai_chat", False)
-    assert asked.system == "Be brief.\n\nBe kind."
-    assert asked.messages == (Message("user", (TextPart("Hello"),), "ada"),)
-    params = asked.params
+    requested = model.requested[0]
+    assert (requested.model, requested.dialect, requested.stream) == ("small", "openai_chat", False)
+    assert requested.system == "Be brief.\n\nBe kind."
+    assert requested.messages == (Message("user", (TextPart("Hello"),), "ada"),)
+    params = requested.params
     assert (params.max_tokens, params.temperature, params.top_p, params.stop, params.seed) == (
         50,
         0.5,
@@ -92,7 +92,7 @@ def test_chat_whole() -> None:
     )
     assert params.format == Format("json_schema", SCHEMA, "place")
     assert params.thinking == Thinking(effort="high")
-    assert asked.raw["logprobs"] is True
+    assert requested.raw["logprobs"] is True
     choice = answer.choices[0]
     assert (choice.message.content, choice.finish_reason, answer.model) == ("Good day.", "stop", "small")
     usage = answer.usage
@@ -135,8 +135,8 @@ def test_chat_history_with_images_files_and_parallel_calls() -> None:
         tool_choice={"type": "function", "function": {"name": "weather"}},
         parallel_tool_calls=False,
     )
-    asked = model.asked[0]
-    user, assistant, results = asked.messages
+    requested = model.requested[0]
+    user, assistant, results = requested.messages
     assert user.content == (
         TextPart("What is this?"),
         ImagePart(PNG, "image/png", detail="low"),
@@ -151,8 +151,12 @@ def test_chat_history_with_images_files_and_parallel_calls() -> None:
     assert results == Message(
         "tool", (ToolResultPart("c1", (TextPart("rain"),)), ToolResultPart("c2", (TextPart("done"),)))
     )
-    assert (asked.tools[0].name, asked.tools[0].description, asked.tools[0].schema) == ("weather", "Asks.", SCHEMA)
-    assert asked.tool_choice == ToolChoice("required", ("weather",), parallel=False)
+    assert (requested.tools[0].name, requested.tools[0].description, requested.tools[0].schema) == (
+        "weather",
+        "Asks.",
+        SCHEMA,
+    )
+    assert requested.tool_choice == ToolChoice("required", ("weather",), parallel=False)
     choice = answer.choices[0]
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content is None
@@ -207,8 +211,8 @@ def test_chat_finish_reasons(reply: ModelReply, reason: str) -> None:
     whole = client_of(ScriptedModel(reply)).chat.completions.create(model="m", messages=[])
     pieces = list(client_of(ScriptedModel(reply)).chat.completions.create(model="m", messages=[], stream=True))
     assert whole.choices[0].finish_reason == pieces[-1].choices[0].finish_reason == reason
-    said = "".join(piece.choices[0].delta.refusal or "" for piece in pieces)
-    assert (whole.choices[0].message.refusal or "") == said
+    refusal = "".join(piece.choices[0].delta.refusal or "" for piece in pieces)
+    assert (whole.choices[0].message.refusal or "") == refusal
 
 
 def test_chat_extra_fields_reach_the_client() -> None:
@@ -238,24 +242,24 @@ def test_chat_extra_fields_reach_the_client() -> None:
 )
 def test_errors(status: int, error: str) -> None:
     client = client_of(ScriptedModel(Failure(status, "the budget is spent")))
-    for endpoint, asked in (
+    for endpoint, requested in (
         (client.chat.completions, {"messages": []}),
         (client.responses, {"input": "?"}),
         (client.completions, {"prompt": "?"}),
     ):
         with pytest.raises(getattr(openai, error), match="the budget is spent") as caught:
-            endpoint.create(model="m", **asked)
+            endpoint.create(model="m", **requested)
         assert caught.value.body["type"]
         assert caught.value.status_code == status
 
 
 def test_an_error_in_the_middle_of_a_chat_stream() -> None:
     client = client_of(ScriptedModel(Failure(500, "the model broke", [TextDelta("Hal")])))
-    said: list[str] = []
+    refusal: list[str] = []
     chunks = client.chat.completions.create(model="m", messages=[], stream=True)
     with pytest.raises(openai.APIError, match="the model broke"):
-        said.extend(chunk.choices[0].delta.content for chunk in chunks)
-    assert said == ["", "Hal"]
+        refusal.extend(chunk.choices[0].delta.content for chunk in chunks)
+    assert refusal == ["", "Hal"]
 
 
 def test_a_malformed_request_is_told_by_field() -> None:
@@ -279,7 +283,7 @@ def test_completions() -> None:
     )
     assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == "one two"
     assert chunks[-1].usage.prompt_tokens == 30
-    assert model.asked[0].messages == (Message("user", (TextPart("count"),)),)
+    assert model.requested[0].messages == (Message("user", (TextPart("count"),)),)
 
 
 def test_responses_whole() -> None:
@@ -303,18 +307,18 @@ def test_responses_whole() -> None:
         tool_choice="required",
         metadata={"run": "7"},
     )
-    asked = model.asked[0]
-    assert asked.system == "Be brief."
-    assert asked.messages == (Message("user", (TextPart("Weather?"),)),)
-    assert [(tool.name, tool.kind) for tool in asked.tools] == [
+    requested = model.requested[0]
+    assert requested.system == "Be brief."
+    assert requested.messages == (Message("user", (TextPart("Weather?"),)),)
+    assert [(tool.name, tool.kind) for tool in requested.tools] == [
         ("weather", "function"),
         ("patch", "custom"),
         ("web_search", "builtin"),
     ]
-    assert asked.params.format == Format("json_schema", SCHEMA, "place")
-    assert asked.params.thinking == Thinking(effort="low")
-    assert asked.tool_choice == ToolChoice("required")
-    assert asked.raw["include"] == ["reasoning.encrypted_content"]
+    assert requested.params.format == Format("json_schema", SCHEMA, "place")
+    assert requested.params.thinking == Thinking(effort="low")
+    assert requested.tool_choice == ToolChoice("required")
+    assert requested.raw["include"] == ["reasoning.encrypted_content"]
     assert answer.status == "completed"
     assert answer.output_text == "Looking."
     reasoning, message, weather, _ = answer.output
@@ -366,9 +370,9 @@ def test_responses_history_is_read_item_by_item() -> None:
             },
         ],
     )
-    asked = model.asked[0]
-    user, assistant, results = asked.messages
-    assert asked.system == "Be kind."
+    requested = model.requested[0]
+    user, assistant, results = requested.messages
+    assert requested.system == "Be kind."
     assert user.content == (
         TextPart("See"),
         ImagePart(url="https://host/a.png", detail="auto"),
@@ -408,10 +412,10 @@ def test_tools_that_come_with_the_input_are_tools_and_no_turn() -> None:
             {"type": "configuration_update", "reasoning": {"effort": "low"}},
         ],
     )
-    asked = model.asked[0]
-    tools = [(tool.name, tool.kind, tool.namespace) for tool in asked.tools]
+    requested = model.requested[0]
+    tools = [(tool.name, tool.kind, tool.namespace) for tool in requested.tools]
     assert tools == [("web_search", "builtin", ""), ("exec", "custom", "functions"), ("sleep", "function", "")]
-    assert (asked.system, asked.messages) == ("Be kind.", (Message("user", (TextPart("?"),)),))
+    assert (requested.system, requested.messages) == ("Be kind.", (Message("user", (TextPart("?"),)),))
 
 
 def test_responses_stream_is_gathered_by_the_client() -> None:

@@ -159,14 +159,14 @@ async def test_a_body_without_a_length_ends_with_its_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reply_bytes",
     [b"", b"HTTP/1.1 200 O", CHUNKED + chunk(b"half"), WHOLE[:-1], b"not HTTP at all\r\n\r\n"],
     ids=["nothing", "half-a-head", "no-last-chunk", "a-byte-less", "nonsense"],
 )
-async def test_an_answer_that_breaks_off_is_an_error(said: bytes) -> None:
+async def test_an_answer_that_breaks_off_is_an_error(reply_bytes: bytes) -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head_of(reader)
-        writer.write(said)
+        writer.write(reply_bytes)
 
     async with scripted(script) as (provider, client):
         with pytest.raises(httpx.RemoteProtocolError):
@@ -190,29 +190,29 @@ async def test_an_answer_that_is_left_breaks_its_connection_off() -> None:
 
 
 async def test_a_call_that_is_cancelled_breaks_its_connection_off() -> None:
-    asked, left = asyncio.Event(), asyncio.Event()
+    requested, left = asyncio.Event(), asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head_of(reader)
-        asked.set()
+        requested.set()
         with contextlib.suppress(ConnectionError):
             await reader.read(1)
         left.set()
 
     async with scripted(script) as (provider, client):
         call = asyncio.create_task(client.get(provider.url))
-        await asked.wait()
+        await requested.wait()
         call.cancel()
         await left.wait()
         with pytest.raises(asyncio.CancelledError):
             await call
 
 
-@pytest.mark.parametrize("said", [b"", CHUNKED + chunk(b"one")], ids=["at-its-beginning", "in-its-middle"])
-async def test_a_provider_that_is_silent_for_too_long_is_an_error(said: bytes) -> None:
+@pytest.mark.parametrize("reply_bytes", [b"", CHUNKED + chunk(b"one")], ids=["at-its-beginning", "in-its-middle"])
+async def test_a_provider_that_is_silent_for_too_long_is_an_error(reply_bytes: bytes) -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head_of(reader)
-        writer.write(said)
+        writer.write(reply_bytes)
         await reader.read(1)
 
     async with scripted(script, timeout=httpx.Timeout(60, read=0.05)) as (provider, client):

@@ -113,8 +113,10 @@ def test_only_what_may_be_a_key_waits() -> None:
 
 
 def test_a_record_has_nothing_that_looks_like_a_key() -> None:
-    said = b'{"a": "Bearer abcdefghijklmnopqrstuvwxyz", "b": "sk-proj-abcdefghijklmnopqrst", "c": "bearer of news"}'
-    assert Redaction(()).for_record(said) == '{"a": "[redacted]", "b": "[redacted]", "c": "bearer of news"}'
+    recorded = (
+        b'{"a": "Bearer abcdefghijklmnopqrstuvwxyz", "b": "sk-proj-abcdefghijklmnopqrst", "c": "bearer of news"}'
+    )
+    assert Redaction(()).for_record(recorded) == '{"a": "[redacted]", "b": "[redacted]", "c": "bearer of news"}'
 
 
 def test_a_word_too_short_to_be_a_secret_is_left_alone() -> None:

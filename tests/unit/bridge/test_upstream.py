@@ -83,15 +83,15 @@ def test_the_key_is_not_in_its_repr() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://a.example", "a.example", f"https://user:{KEY}@a.example", "https://a?b=c"])
 def test_a_base_url_that_cannot_be_is_refused_without_telling_secrets(url: str) -> None:
-    with pytest.raises(InvalidParams) as told:
+    with pytest.raises(InvalidParams) as reported:
         Upstream(url)
-    assert KEY not in str(told.value)
+    assert KEY not in str(reported.value)
 
 
 def test_a_key_with_a_line_end_is_refused_without_telling_it() -> None:
-    with pytest.raises(InvalidParams) as told:
+    with pytest.raises(InvalidParams) as reported:
         Upstream("https://a.example", KEY + "\n")
-    assert KEY not in str(told.value)
+    assert KEY not in str(reported.value)
 
 
 def test_another_model_is_put_into_the_body_or_the_path() -> None:
@@ -108,14 +108,14 @@ def test_a_request_that_needs_no_change_is_passed_on_as_it_is() -> None:
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
 def test_the_event_of_the_usage_alone_is_left_out(end: bytes) -> None:
-    said = b'data: {"choices": [{"delta": {}}], "usage": null}' + end
+    first_event = b'data: {"choices": [{"delta": {}}], "usage": null}' + end
     usage = b'data: {"choices": [], "usage": {"total_tokens": 3}}' + end
     done = b"data: [DONE]" + end
-    whole = said + usage + done
+    whole = first_event + usage + done
     for cut in range(len(whole)):
         left_out = UsageEventFilter()
         passed = left_out.feed(whole[:cut]) + left_out.feed(whole[cut:]) + left_out.end()
-        assert passed == said + done
+        assert passed == first_event + done
 
 
 @pytest.mark.parametrize(("is_stream", "events"), [(True, 2), (False, 0)])
@@ -138,8 +138,8 @@ def test_tokens_are_the_same_wherever_a_stream_is_cut(end: bytes) -> None:
             meter = UsageMeter(DIALECTS["openai_chat"].usage_in, is_stream=True)
             for piece in (whole[:first], whole[first:second], whole[second:]):
                 meter.feed(piece)
-            told = (meter.usage(), meter.bytes)
-            assert told == (Usage(3, 2), len(whole)), (first, second)
+            reported = (meter.usage(), meter.bytes)
+            assert reported == (Usage(3, 2), len(whole)), (first, second)
             # A remark may be counted as an event: they are for an estimate.
             assert meter.events in (3, 4), (first, second)
 

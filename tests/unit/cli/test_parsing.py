@@ -73,10 +73,10 @@ def test_wrong_usage_is_told_on_stderr_and_names_the_thing(
     arguments: list[str], code: int, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == code
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert named in told.err
-    assert "Traceback" not in told.err
+    reported = capsys.readouterr()
+    assert reported.out == ""
+    assert named in reported.err
+    assert "Traceback" not in reported.err
 
 
 def test_serve_has_a_flag_for_each_setting() -> None:

@@ -94,7 +94,7 @@ def test_keys_are_told_from_answers_of_the_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "said"), [(None, False), (TerminalSize(24, 80), False), (TerminalSize(24, 79), True)]
+    ("ours", "is_too_small"), [(None, False), (TerminalSize(24, 80), False), (TerminalSize(24, 79), True)]
 )
-def test_a_terminal_that_is_too_small(ours: TerminalSize | None, said: bool) -> None:
-    assert bool(too_small(TerminalSize(24, 80), ours)) == said
+def test_a_terminal_that_is_too_small(ours: TerminalSize | None, is_too_small: bool) -> None:
+    assert bool(too_small(TerminalSize(24, 80), ours)) == is_too_small

@@ -121,18 +121,18 @@ def test_impossible_sizes_and_titles() -> None:
 
 
 def test_events_are_written_and_read_as_they_come() -> None:
-    asked: list[float] = []
+    requested: list[float] = []
 
     def source() -> Iterator[CastEvent]:
         for time in range(1000):
-            asked.append(time)
+            requested.append(time)
             yield out(time, b"x")
 
     recording = read_cast(write_cast(source(), width=80, height=24))
-    assert asked == []
+    assert requested == []
     assert next(recording.events).time == 0
     assert next(recording.events).time == 1
-    assert asked == [0, 1]
+    assert requested == [0, 1]
 
 
 events_of_text = st.lists(

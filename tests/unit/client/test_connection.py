@@ -250,7 +250,7 @@ class FakeServer:
         self.on_dial(wire)
         return client
 
-    def asked(self, method: str) -> int:
+    def requested(self, method: str) -> int:
         return sum(name == method for name, _ in self.requests)
 
     def wake(self) -> None:
@@ -335,7 +335,7 @@ async def test_unanswered_calls_are_sent_again_and_answered_once(
     api = RemoteExec(connection)
     writing = [asyncio.create_task(api.write("p", b"x" * n, write_id=f"w{n}")) for n in (1, 2)]
     await settle()
-    assert server.asked("process/write") == 2
+    assert server.requested("process/write") == 2
     server.silent.clear()
     server.wires[0].cut()
     await asyncio.gather(*writing)
@@ -453,7 +453,7 @@ async def test_a_cancelled_call_is_forgotten_and_not_sent_again(
         await call
     server.wires[0].cut()
     await connection.call(w.PING, m.Empty())
-    assert server.asked("environment/info") == 1
+    assert server.requested("environment/info") == 1
     assert connection._peer.pending == 0
 
 
@@ -614,7 +614,7 @@ async def test_an_idle_connection_is_pinged_and_stays(
 ) -> None:
     await connection.open()
     await clock.advance(100)
-    assert 2 <= server.asked("ping") <= 7
+    assert 2 <= server.requested("ping") <= 7
     assert server.dials == 1
 
 
@@ -1002,7 +1002,7 @@ async def test_a_cancelled_call_returns_at_once_and_cleans_up_when_the_server_is
     server.unreachable = None
     await clock.advance(10)
     assert connection.connected
-    assert not request_name or server.asked(request_name) >= 1
+    assert not request_name or server.requested(request_name) >= 1
     assert not connection._cleaning
     del task
     gc.collect()
@@ -1038,7 +1038,7 @@ async def test_closing_waits_for_clean_ups_of_a_server_that_comes_back(
     server.unreachable = None
     await clock.advance(CLEAN_UP_SECONDS)
     await closing
-    assert not request_name or server.asked(request_name) >= 1
+    assert not request_name or server.requested(request_name) >= 1
 
 
 async def test_a_cancelled_call_returns_when_the_connection_is_lost_while_it_cleans_up(
@@ -1050,7 +1050,7 @@ async def test_a_cancelled_call_returns_when_the_connection_is_lost_while_it_cle
     await settle()
     task.cancel()
     await settle()
-    assert server.asked("process/terminate") == 1
+    assert server.requested("process/terminate") == 1
     assert not task.done()
     server.unreachable = ConnectionRefusedError(111, "refused")
     server.wires[-1].cut()

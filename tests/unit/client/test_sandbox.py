@@ -10,7 +10,8 @@ import pytest
 import holdfast
 from holdfast import CommandSandbox
 from holdfast.client import sandbox
-from holdfast.client.sandbox import Sandbox, open_exec
+from holdfast.client.opening import open_exec
+from holdfast.client.sandbox import Sandbox
 from holdfast.config import ExecServerConfig
 from holdfast.errors import DuplicateProcess, InvalidParams, InvalidRequest, TimeoutError, UnknownProcess
 from holdfast.exec_api import ExecApi

@@ -92,11 +92,11 @@ def test_a_long_command_yields_and_is_looked_at_later() -> None:
     run_in_virtual_time(scenario())
 
 
-@pytest.mark.parametrize(("asked", "given"), [(0, 0.25), (250, 0.25), (5_000, 5.0), (99_000, 30.0)])
-def test_the_window_is_clamped(asked: int, given: float) -> None:
+@pytest.mark.parametrize(("requested", "given"), [(0, 0.25), (250, 0.25), (5_000, 5.0), (99_000, 30.0)])
+def test_the_window_is_clamped(requested: int, given: float) -> None:
     async def scenario() -> None:
         unified, _, _ = tools()
-        output = await unified.exec_command(["hang"], yield_time_ms=asked)
+        output = await unified.exec_command(["hang"], yield_time_ms=requested)
         assert output.wall_time == pytest.approx(given)
         assert output.session_id == 1
         await unified.aclose()

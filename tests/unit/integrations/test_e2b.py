@@ -20,7 +20,7 @@ from holdfast.integrations.e2b.envd.files import _bounded, _unzipped
 from holdfast.integrations.e2b.open_sandbox import deadline_of, process_id, tag_of
 from holdfast.integrations.e2b.problems import Problem, problem_of
 from holdfast.integrations.e2b.settings import KEY_VARIABLE, Keyring, load_key
-from holdfast.service.fronts.port_proxy import passed_headers
+from holdfast.service.fronts.previews.proxy import passed_headers
 
 
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:

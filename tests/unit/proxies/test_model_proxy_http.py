@@ -323,9 +323,9 @@ async def test_an_answer_that_has_no_body_gets_none(method: bytes, status: int) 
         client.end()
 
     async with listening(answer) as (_, port):
-        told = await exchange(port, method + b" / HTTP/1.1\r\nHost: x\r\n" + CLOSE)
-        assert told.startswith(b"HTTP/1.1 %d " % status)
-        assert told.partition(b"\r\n\r\n")[2] == b""
+        reported = await exchange(port, method + b" / HTTP/1.1\r\nHost: x\r\n" + CLOSE)
+        assert reported.startswith(b"HTTP/1.1 %d " % status)
+        assert reported.partition(b"\r\n\r\n")[2] == b""
 
 
 async def test_a_client_that_does_not_read_stops_the_answer() -> None:
@@ -378,9 +378,9 @@ async def test_a_head_that_http_does_not_allow_is_a_bad_gateway(
         client.begin(*bad)
 
     async with listening(answer) as (_, port):
-        told = await exchange(port, b"GET / HTTP/1.1\r\nHost: x\r\n" + CLOSE)
-        assert told.startswith(b"HTTP/1.1 502 ")
-        assert error_in(told)
+        reported = await exchange(port, b"GET / HTTP/1.1\r\nHost: x\r\n" + CLOSE)
+        assert reported.startswith(b"HTTP/1.1 502 ")
+        assert error_in(reported)
 
 
 PARTS = st.sampled_from(

@@ -199,16 +199,16 @@ def test_what_lies_above_is_mounted_first() -> None:
     visible = VisiblePaths(("/usr", "/work/read"), ("/tmp/mine", "/work"), ("/work/kept",))
     words = jail(Confinement("bubblewrap"), visible)
     order = [word for before, word in pairwise(words) if before.endswith(("bind", "fs", "proc"))]
-    places = ["/proc", "/proc/sys", "/tmp", "/tmp/mine", "/usr", "/work", "/work/kept", "/work/read"]
-    assert [word for word in order if word in places] == places
+    locations = ["/proc", "/proc/sys", "/tmp", "/tmp/mine", "/usr", "/work", "/work/kept", "/work/read"]
+    assert [word for word in order if word in locations] == locations
     assert words[words.index("/work/read") - 1] == "--ro-bind"
     assert words[words.index("/work") - 1] == "--bind"
 
 
 def test_the_root_is_read_only_and_scratch_has_a_size() -> None:
     words = jail(Confinement("bubblewrap", scratch_bytes=7), VisiblePaths((), ("/work",), ()))
-    for place in ("/tmp", "/dev/shm", "/home/me"):
-        assert words[words.index(place) - 3 : words.index(place)] == ["--size", "7", "--tmpfs"]
+    for location in ("/tmp", "/dev/shm", "/home/me"):
+        assert words[words.index(location) - 3 : words.index(location)] == ["--size", "7", "--tmpfs"]
     remounted = [words[index + 1] for index, word in enumerate(words) if word == "--remount-ro"]
     assert remounted == ["/dev", "/"]
 

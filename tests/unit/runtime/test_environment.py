@@ -142,7 +142,7 @@ def test_what_is_no_directory_of_this_machine_is_refused(cwd: str) -> None:
 def test_any_text_is_a_directory_or_refused(cwd: str) -> None:
     for text in (cwd, f"file:{cwd}", f"file://{cwd}"):
         try:
-            said = f"cwd {resolve_cwd(text)}"
+            outcome = f"cwd {resolve_cwd(text)}"
         except HoldfastError as error:
-            said = str(error)
-        assert "cwd" in said
+            outcome = str(error)
+        assert "cwd" in outcome

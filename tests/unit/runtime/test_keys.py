@@ -265,7 +265,7 @@ def terminfo() -> None:
 @pytest.mark.parametrize(("capability", "key"), TERMINFO.items())
 def test_xterms_own_terminfo_entry_says_the_same(capability: str, key: str) -> None:
     # Terminfo describes the keys in application mode, which `smkx` switches on.
-    said = curses.tigetstr(capability)
-    if said is None:
+    sequence = curses.tigetstr(capability)
+    if sequence is None:
         pytest.skip(f"this terminfo entry has no {capability}")
-    assert encode_keys([key], application_cursor=True) == said
+    assert encode_keys([key], application_cursor=True) == sequence

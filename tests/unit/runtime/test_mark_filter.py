@@ -40,8 +40,8 @@ PIECES = st.one_of(
 )
 
 
-def cut(data: bytes, places: list[int]) -> list[bytes]:
-    edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
+def cut(data: bytes, locations: list[int]) -> list[bytes]:
+    edges = [0, *sorted(location % (len(data) + 1) for location in locations), len(data)]
     return [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
@@ -58,24 +58,24 @@ def filtered(pieces: list[bytes]) -> tuple[bytes, list[PromptMark]]:
 
 
 @given(st.lists(PIECES, max_size=12), st.lists(st.integers(0, 10_000), max_size=12))
-def test_any_cut_of_the_stream_gives_the_same(pieces: list[bytes], places: list[int]) -> None:
+def test_any_cut_of_the_stream_gives_the_same(pieces: list[bytes], locations: list[int]) -> None:
     data = b"".join(pieces)
     whole = filtered([data])
-    assert filtered(cut(data, places)) == whole
+    assert filtered(cut(data, locations)) == whole
     assert filtered([data[at : at + 1] for at in range(len(data))]) == whole
 
 
 @given(st.lists(st.one_of(st.binary(max_size=12).filter(lambda data: b"\x1b" not in data), st.sampled_from(MARKS))))
 def test_marks_are_taken_out_and_nothing_else(pieces: list[bytes]) -> None:
     clean, marks = filtered(pieces)
-    expected, places = b"", []
+    expected, locations = b"", []
     for piece in pieces:
         if piece in MARKS:
-            places.append((chr(piece[6]), len(expected)))
+            locations.append((chr(piece[6]), len(expected)))
         else:
             expected += piece
     assert clean == expected
-    assert [(each.letter, each.position) for each in marks] == places
+    assert [(each.letter, each.position) for each in marks] == locations
 
 
 @pytest.mark.parametrize("forged", FORGED)
@@ -166,9 +166,9 @@ def switched(pieces: list[bytes]) -> tuple[bool, bool, bool]:
     st.lists(st.one_of(st.sampled_from(SEQUENCES), st.binary(max_size=5), st.just(b"\x1b[?")), max_size=10),
     st.lists(st.integers(0, 1000), max_size=8),
 )
-def test_modes_are_noticed_however_they_are_cut(pieces: list[bytes], places: list[int]) -> None:
+def test_modes_are_noticed_however_they_are_cut(pieces: list[bytes], locations: list[int]) -> None:
     data = b"".join(pieces)
-    assert switched(cut(data, places)) == switched([data])
+    assert switched(cut(data, locations)) == switched([data])
     assert switched([data[at : at + 1] for at in range(len(data))]) == switched([data])
 
 

@@ -68,24 +68,24 @@ def test_bytes_that_are_no_text_are_quoted_too(argv: list[str]) -> None:
 # --- answers ------------------------------------------------------------------------------------------------------
 
 
-def said(traps: bytes = b"", first: bytes = b"0:hB::", cwd: bytes = b"/", old: bytes = b"") -> bytes:
+def answer_bytes(traps: bytes = b"", first: bytes = b"0:hB::", cwd: bytes = b"/", old: bytes = b"") -> bytes:
     return b"\0".join([traps, first + b":" * (4 - first.count(b":")), cwd, old, b"\1"])
 
 
 def test_an_answer_has_all_its_parts() -> None:
     traps = b"trap -- 'echo bye' EXIT\ntrap -- 'x' SIGERR\n"
-    answer = parse_answer(said(traps, b"3:ehB:123:3:last:one", b"/a b", b"/old"))
+    answer = parse_answer(answer_bytes(traps, b"3:ehB:123:3:last:one", b"/a b", b"/old"))
     assert answer == Answer(3, "ehB", "123", "last:one", "/a b", "/old", {"EXIT": "'echo bye'", "ERR": "'x'"})
 
 
 def test_a_shell_that_cannot_tell_its_last_argument_says_nothing_of_it() -> None:
-    assert parse_answer(said(first=b"0:hB:::")).last is None
-    assert parse_answer(said(first=b"0:hB::0:")).last == ""
+    assert parse_answer(answer_bytes(first=b"0:hB:::")).last is None
+    assert parse_answer(answer_bytes(first=b"0:hB::0:")).last == ""
 
 
 def test_a_directory_is_any_bytes_but_nul() -> None:
     name = b"/a\nb:\x01\xff" + "\N{SNOWMAN}".encode()
-    answer = parse_answer(said(cwd=name, old=b"\n"))
+    answer = parse_answer(answer_bytes(cwd=name, old=b"\n"))
     assert (os.fsencode(answer.cwd), answer.old_cwd) == (name, "\n")
 
 
@@ -102,7 +102,7 @@ def test_a_directory_is_any_bytes_but_nul() -> None:
     ],
 )
 def test_traps_are_read_as_the_shell_prints_them(printed: bytes, traps: dict[str, str]) -> None:
-    assert parse_answer(said(printed)).traps == traps
+    assert parse_answer(answer_bytes(printed)).traps == traps
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_traps_are_read_as_the_shell_prints_them(printed: bytes, traps: dict[str
 )
 def test_a_line_of_a_trap_that_looks_like_the_end_of_one_is_part_of_it(printed: bytes) -> None:
     action = printed[: -len(b" EXIT\n")].rpartition(b"SIGTERM\n")[2].removeprefix(b"trap -- ").decode()
-    assert parse_answer(said(printed)).traps == {"EXIT": action}
+    assert parse_answer(answer_bytes(printed)).traps == {"EXIT": action}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_what_is_no_answer_is_an_error(received: bytes) -> None:
 
 
 def test_part_of_an_answer_is_not_whole() -> None:
-    whole = said(cwd=b"/\1\0"[:2])
+    whole = answer_bytes(cwd=b"/\1\0"[:2])
     assert [length for length in range(len(whole) + 1) if is_complete(whole[:length])] == [len(whole)]
 
 
@@ -140,11 +140,11 @@ def test_a_real_answer_tells_the_status_the_directory_and_the_exit_trap(
 ) -> None:
     # A trap on EXIT runs at the end of this shell too: what it prints or does must not matter.
     action = f": {quote(action)}"
-    place = os.path.join(tmp_path, f"at {name.replace('/', '-')}")
-    os.makedirs(place, exist_ok=True)
+    location = os.path.join(tmp_path, f"at {name.replace('/', '-')}")
+    os.makedirs(location, exist_ok=True)
     dialect = dialect_of(argv)
     lines = [
-        f"cd {quote(place)}",
+        f"cd {quote(location)}",
         f"trap {quote(action)} EXIT",
         f"(exit {status}); {dialect.answer()}",
         "trap - EXIT",
@@ -155,7 +155,7 @@ def test_a_real_answer_tells_the_status_the_directory_and_the_exit_trap(
         received = file.read()
     assert is_complete(received)
     answer = parse_answer(received)
-    assert (answer.status, answer.cwd, answer.old_cwd) == (status, place, os.getcwd())
+    assert (answer.status, answer.cwd, answer.old_cwd) == (status, location, os.getcwd())
     if not (action.isascii() and action.isprintable()):
         return  # shells differ in how they quote these, and each reads its own form
     assert run(argv, f"printf %s {answer.traps['EXIT']}".encode()).decode() == action
@@ -270,12 +270,12 @@ def test_nothing_to_do_is_nothing_to_say() -> None:
 @settings(max_examples=20)
 @given(name=WORDS, old=WORDS)
 def test_the_way_back_is_silent_and_exact(argv: list[str], name: str, old: str, tmp_path: Path) -> None:
-    place = os.path.join(tmp_path, f"at {name.replace('/', '-')}")
-    os.makedirs(place, exist_ok=True)
-    line = dialect_of(argv).clean_up(suspend=SuspendedTracing(), back=(place, old))
+    location = os.path.join(tmp_path, f"at {name.replace('/', '-')}")
+    os.makedirs(location, exist_ok=True)
+    line = dialect_of(argv).clean_up(suspend=SuspendedTracing(), back=(location, old))
     assert line.endswith("\n")
     printed = run(argv, f'cd /\n{line}printf \'%s\\0\' "$PWD" "$OLDPWD"'.encode())
-    assert printed == place.encode() + b"\0" + old.encode() + b"\0"
+    assert printed == location.encode() + b"\0" + old.encode() + b"\0"
     gone = dialect_of(argv).clean_up(suspend=SuspendedTracing(), back=(f"{tmp_path}/gone", old))
     assert run(argv, f"cd /\n{gone}printf '%s\\0' \"$PWD\"".encode()) == b"/\0"
 

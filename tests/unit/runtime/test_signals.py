@@ -35,7 +35,7 @@ def test_a_real_time_signal_without_a_name_has_its_number() -> None:
 @given(st.text(max_size=12))
 def test_any_text_is_a_signal_or_refused(name: str) -> None:
     try:
-        said = f"{name!r} is {parse_signal(name).name}"
+        outcome = f"{name!r} is {parse_signal(name).name}"
     except UnknownSignal as error:
-        said = str(error)
-    assert repr(name) in said
+        outcome = str(error)
+    assert repr(name) in outcome

@@ -11,7 +11,7 @@ from holdfast.errors import ResourceExhausted
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.output import spool as spool_place
 from holdfast.runtime.output.output_log import Spool
-from holdfast.runtime.output.spool import choose_place, file_system_of, room_in
+from holdfast.runtime.output.spool import choose_directory, file_system_of, room_in
 from holdfast.types import ProcessSpec
 
 MIB = 1024 * 1024
@@ -31,12 +31,12 @@ def test_the_first_with_enough_room_or_the_one_with_most(
     rooms: dict[str, int | None], chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spool_place, "room_in", rooms.get)
-    assert choose_place(256 * MIB, list(rooms)) == chosen
+    assert choose_directory(256 * MIB, list(rooms)) == chosen
 
 
 def test_no_place_at_all_is_told() -> None:
     with pytest.raises(ResourceExhausted, match="none of /nowhere can be written; set spool_directory"):
-        choose_place(1, ["/nowhere"])
+        choose_directory(1, ["/nowhere"])
 
 
 def test_room_without_inodes_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from holdfast.service.policy.command_line import read_command_line
 from holdfast.service.policy.profiles import CommandRule, Commands, Profile
 from holdfast.service.policy.typed_lines import LineBuffer, decide_input
 
-from .shells_at_hand import Machine
+from .installed_shells import Machine
 
 TOKENS = [
     *[

@@ -112,15 +112,15 @@ def test_a_session_gets_its_profile_narrowed_by_its_agent(rules: PolicyRules) ->
 
 def test_a_request_may_narrow(rules: PolicyRules) -> None:
     fewer = Resources(processes=3, cpu_seconds=7)
-    asked = PolicyRequest(idle_timeout=5, max_lifetime=9, network="none", resources=fewer, require=("network",))
-    policy = resolve(rules, "bob", asked)
+    requested = PolicyRequest(idle_timeout=5, max_lifetime=9, network="none", resources=fewer, require=("network",))
+    policy = resolve(rules, "bob", requested)
     assert (policy.idle_timeout, policy.max_lifetime, policy.network) == (5, 9, "none")
     assert (policy.resources.processes, policy.resources.cpu_seconds) == (3, 7)
     assert policy.require == ("filesystem", "network")
 
 
 @pytest.mark.parametrize(
-    ("asked", "rule", "place"),
+    ("requested", "rule", "location"),
     [
         (PolicyRequest(idle_timeout=61), "profiles.build.idle.timeout", "rules.toml:12"),
         (PolicyRequest(max_lifetime=1_001), "profiles.build.lifetime.limit", "rules.toml:13"),
@@ -134,16 +134,16 @@ def test_a_request_may_narrow(rules: PolicyRules) -> None:
         ),
     ],
 )
-def test_a_request_may_not_widen(rules: PolicyRules, asked: PolicyRequest, rule: str, place: str) -> None:
+def test_a_request_may_not_widen(rules: PolicyRules, requested: PolicyRequest, rule: str, location: str) -> None:
     with pytest.raises(Denied) as caught:
-        resolve(rules, "bob", asked)
+        resolve(rules, "bob", requested)
     assert caught.value.reason == "POLICY_DENIED"
-    assert (caught.value.details["rule"], caught.value.details["place"]) == (rule, place)
+    assert (caught.value.details["rule"], caught.value.details["place"]) == (rule, location)
     assert rule in caught.value.message
 
 
 @pytest.mark.parametrize(
-    ("agent", "asked", "reason"),
+    ("agent", "requested", "reason"),
     [
         ("bob", PolicyRequest(idle_timeout=-1), "INVALID_LIMIT"),
         ("bob", PolicyRequest(idle_timeout=float("nan")), "INVALID_LIMIT"),
@@ -158,10 +158,10 @@ def test_a_request_may_not_widen(rules: PolicyRules, asked: PolicyRequest, rule:
     ],
 )
 def test_a_request_that_makes_no_sense_is_invalid(
-    rules: PolicyRules, agent: str, asked: PolicyRequest, reason: str
+    rules: PolicyRules, agent: str, requested: PolicyRequest, reason: str
 ) -> None:
     with pytest.raises(Invalid) as caught:
-        resolve(rules, agent, asked)
+        resolve(rules, agent, requested)
     assert caught.value.reason == reason
 
 
@@ -212,11 +212,11 @@ def test_whatever_is_asked_for_the_profile_is_never_left(
     idle: float, life: float, network: str, count: int
 ) -> None:
     rules = load_rules(RULES, "rules.toml")
-    asked = PolicyRequest(
+    requested = PolicyRequest(
         idle_timeout=idle, max_lifetime=life, network=network, resources=Resources(processes=count)  # type: ignore[arg-type]
     )  # fmt: skip
     try:
-        policy = resolve(rules, "bob", asked)
+        policy = resolve(rules, "bob", requested)
     except Denied:
         return
     assert policy.idle_timeout <= 60

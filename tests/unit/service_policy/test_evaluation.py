@@ -17,7 +17,7 @@ from fuzz.shells import PROFILE, SHELLS, Ground
 from holdfast.service.policy.command_line import read_command_line
 from holdfast.service.policy.engine import decide_command
 
-from .shells_at_hand import Machine
+from .installed_shells import Machine
 
 #: Each may be put together from pieces of which none resembles a command.
 STATE = "D=\\$; E='a[$(p1)]'; N=E; V=-v; M='-v a[$(p1)]'; set -- -v 'a[$(p1)]'; S='$(p1)'\n"

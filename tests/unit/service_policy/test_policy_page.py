@@ -85,7 +85,7 @@ def test_the_default_workspaces_are_on_the_page(monkeypatch: pytest.MonkeyPatch)
     assert read_rules("").workspaces == "/state/holdfast/workspaces"
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "/home/anna")
-    places = {1000: "/home/anna/.local/state/holdfast/workspaces", 0: "/var/lib/holdfast/workspaces"}
-    for uid, expected in places.items():
+    locations = {1000: "/home/anna/.local/state/holdfast/workspaces", 0: "/var/lib/holdfast/workspaces"}
+    for uid, expected in locations.items():
         monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
         assert read_rules("").workspaces == expected

@@ -116,10 +116,10 @@ def test_damaged_messages_are_refused_by_name(encoding: Encoding, data: st.DataO
 def test_a_random_body_is_refused_by_name(encoding: Encoding, body: bytes) -> None:
     what = "params of process/start"
     try:
-        said = f"{what}: {Codec(encoding).decode_body(msgspec.Raw(body), messages.StartParams, what)}"
+        outcome = f"{what}: {Codec(encoding).decode_body(msgspec.Raw(body), messages.StartParams, what)}"
     except (ParseError, InvalidParams) as error:
-        said = str(error)
-    assert said.startswith(what)
+        outcome = str(error)
+    assert outcome.startswith(what)
 
 
 @pytest.mark.parametrize("member", ["params", "result", "jsonrpc", "unknown"])

@@ -17,12 +17,12 @@ lines = st.binary(max_size=2 * LIMIT).map(lambda b: b.replace(b"\n", b" ").strip
 bodies = st.binary(max_size=2 * LIMIT)
 
 
-def cut(data: bytes, places: list[int]) -> Iterator[bytes]:
+def cut(data: bytes, locations: list[int]) -> Iterator[bytes]:
     """The stream in pieces, as a socket might give it."""
     at = 0
-    for place in sorted({p % (len(data) + 1) for p in places}):
-        yield data[at:place]
-        at = place
+    for location in sorted({p % (len(data) + 1) for p in locations}):
+        yield data[at:location]
+        at = location
     yield data[at:]
 
 
@@ -35,30 +35,30 @@ def expected(messages: list[bytes]) -> list[Seen]:
 
 
 @given(st.lists(lines), st.lists(st.integers(0, 10_000)))
-def test_lines_survive_any_cutting(messages: list[bytes], places: list[int]) -> None:
+def test_lines_survive_any_cutting(messages: list[bytes], locations: list[int]) -> None:
     reader = FrameReader(LIMIT)
     stream = b"".join(map(frame_line, messages))
-    assert read_all(reader, cut(stream, places)) == [m for m in expected(messages) if m != b""]
+    assert read_all(reader, cut(stream, locations)) == [m for m in expected(messages) if m != b""]
     assert reader.buffered == 0
 
 
 @given(st.lists(bodies), st.lists(st.integers(0, 10_000)))
-def test_length_framed_messages_survive_any_cutting(messages: list[bytes], places: list[int]) -> None:
+def test_length_framed_messages_survive_any_cutting(messages: list[bytes], locations: list[int]) -> None:
     reader = FrameReader(LIMIT)
     reader.use_lengths()
     stream = b"".join(map(frame_length, messages))
-    assert read_all(reader, cut(stream, places)) == expected(messages)
+    assert read_all(reader, cut(stream, locations)) == expected(messages)
     assert reader.buffered == 0
 
 
 @given(st.lists(lines, min_size=1), st.lists(bodies), st.lists(st.integers(0, 10_000)))
 def test_the_framing_switches_between_two_messages_of_one_feed(
-    before: list[bytes], after: list[bytes], places: list[int]
+    before: list[bytes], after: list[bytes], locations: list[int]
 ) -> None:
     before[-1] = b"switch"
     reader = FrameReader(LIMIT)
     seen: list[Seen] = []
-    for piece in cut(b"".join(map(frame_line, before)) + b"".join(map(frame_length, after)), places):
+    for piece in cut(b"".join(map(frame_line, before)) + b"".join(map(frame_length, after)), locations):
         for message in reader.feed(piece):
             seen.append(message.size if isinstance(message, Oversized) else message)
             if message == b"switch" and len(seen) == len([m for m in before if m]):

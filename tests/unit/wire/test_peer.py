@@ -128,8 +128,8 @@ def test_a_reply_with_half_a_surrogate_pair_fails_its_call_only(encoding: Encodi
     if encoding == "json":
         reply = b'{"id":%d,"error":{"code":-32603,"message":"\\ud800"}}' % first
     else:
-        told = {"id": first, "error": {"code": -32603, "message": "XXX"}}
-        reply = msgspec.msgpack.encode(told).replace(b"XXX", b"\xed\xa0\x80")
+        reported = {"id": first, "error": {"code": -32603, "message": "XXX"}}
+        reply = msgspec.msgpack.encode(reported).replace(b"XXX", b"\xed\xa0\x80")
     assert caller.peer.receive(reply) is None
     error = caller.replies.pop(first)
     assert isinstance(error, HandshakeFailed)

@@ -41,7 +41,7 @@ async def open_exec(address: str, *, ids: Sequence[str] = ()) -> AsyncIterator[E
 
     An error about one of `ids` that is unknown there gets a suggestion.
     """
-    from holdfast.client.sandbox import open_exec as open_api
+    from holdfast.client.opening import open_exec as open_api
 
     api = await open_api(address, client_name=CLIENT_NAME)
     try:

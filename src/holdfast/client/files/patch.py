@@ -118,14 +118,14 @@ def _with_hunks(patch: FilePatch, content: bytes) -> bytes:
     done: list[bytes] = []
     at = 0  # the first line that no hunk has passed
     for hunk in patch.hunks:
-        start = _place(patch.name, hunk, lines, at)
+        start = _position(patch.name, hunk, lines, at)
         done += lines[at:start]
         done += hunk.new
         at = start + len(hunk.old)
     return b"".join([*done, *lines[at:]])
 
 
-def _place(name: str, hunk: Hunk, lines: list[bytes], first: int) -> int:
+def _position(name: str, hunk: Hunk, lines: list[bytes], first: int) -> int:
     """The index of the line where the hunk applies, at or after `first`."""
     shown = f"{name}: hunk {hunk.number} (line {hunk.line})"
     details = {"path": name, "hunk": hunk.number}
@@ -137,11 +137,13 @@ def _place(name: str, hunk: Hunk, lines: list[bytes], first: int) -> int:
     old = list(hunk.old)
     if wanted >= first and lines[wanted : wanted + size] == old:
         return wanted
-    places = [i for i in range(first, len(lines) - size + 1) if lines[i] == old[0] and lines[i : i + size] == old]
-    if len(places) == 1:
-        return places[0]
-    if places:
-        listed = ", ".join(str(place + 1) for place in places[:5]) + (", ..." if len(places) > 5 else "")
+    positions = [
+        i for i in range(first, len(lines) - size + 1) if lines[i] == old[0] and lines[i : i + size] == old
+    ]
+    if len(positions) == 1:
+        return positions[0]
+    if positions:
+        listed = ", ".join(str(place + 1) for place in positions[:5]) + (", ..." if len(positions) > 5 else "")
         raise EditConflict(f"{shown}: its old lines occur at lines {listed}; give more context", **details)
     raise EditConflict(f"{shown}: its old lines are not in the file{_difference(old, lines, wanted)}", **details)
 

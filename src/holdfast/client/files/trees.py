@@ -157,9 +157,9 @@ def _entries(directory: str) -> list[tuple[str, os.stat_result]]:
 
 def _size_of_tree(directory: str) -> int:
     total = 0
-    for place, _, names in os.walk(directory):
+    for names_below, _, names in os.walk(directory):
         for name in names:
-            status = os.lstat(os.path.join(place, name))
+            status = os.lstat(os.path.join(names_below, name))
             if stat.S_ISREG(status.st_mode):
                 total += status.st_size
     return total
@@ -203,13 +203,13 @@ async def _download_tree(
     pending: list[tuple[tuple[str, ...], FileInfo]] = [((), info)]
     async with InFlight(FILES_IN_FLIGHT).group() as group:
         while pending:
-            place, status = pending.pop()
-            if place:
-                await _local(tree.path(place), tree.make_directory, place)
-            made.append((place, status))
+            names_below, status = pending.pop()
+            if names_below:
+                await _local(tree.path(names_below), tree.make_directory, names_below)
+            made.append((names_below, status))
             count.directories += 1
-            async for entry in _entries_below(files, remote, place, user):
-                names = (*place, entry.name)
+            async for entry in _entries_below(files, remote, names_below, user):
+                names = (*names_below, entry.name)
                 source = os.path.join(remote, *names)
                 if entry.type == "directory":
                     pending.append((names, entry))
@@ -222,8 +222,8 @@ async def _download_tree(
                 else:
                     await _local(tree.path(names), tree.make_link, names, entry.target)
                     count.links += 1
-    for place, status in reversed(made):
-        await _local(tree.path(place), tree.finish_directory, place, status.mode, status.mtime_ns)
+    for names_below, status in reversed(made):
+        await _local(tree.path(names_below), tree.finish_directory, names_below, status.mode, status.mtime_ns)
 
 
 async def _download_file(
@@ -252,9 +252,9 @@ async def _download_file(
 
 
 async def _entries_below(
-    files: FileApi, remote: str, place: tuple[str, ...], user: str | None
+    files: FileApi, remote: str, names_below: tuple[str, ...], user: str | None
 ) -> AsyncIterator[DirEntry]:
-    async for entry in entries_of(files, os.path.join(remote, *place), user):
+    async for entry in entries_of(files, os.path.join(remote, *names_below), user):
         check_name(entry.name)
         yield entry
 
@@ -263,10 +263,10 @@ async def _size_of_remote(files: FileApi, remote: str, user: str | None) -> int:
     total = 0
     pending: list[tuple[str, ...]] = [()]
     while pending:
-        place = pending.pop()
-        async for entry in _entries_below(files, remote, place, user):
+        names_below = pending.pop()
+        async for entry in _entries_below(files, remote, names_below, user):
             if entry.type == "directory":
-                pending.append((*place, entry.name))
+                pending.append((*names_below, entry.name))
             elif entry.type == "file":
                 total += entry.size
     return total

@@ -51,7 +51,7 @@ class JailGroups:
         limits = Confinement(
             total_memory_bytes=template.memory, total_processes=template.processes, cpu_cores=template.cpus
         )
-        wanted = [each for each in hierarchies().values() if each.wants(limits)]
+        wanted = [each for each in hierarchies().values() if each.limits_any_of(limits)]
         groups = {f"{each.base}/{PARENT}/{directory.id}": each for each in wanted}
         if groups:
             directory.write("cgroups", "\n".join(groups))

@@ -9,7 +9,6 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
-import uvicorn
 
 from holdfast.errors import InvalidParams
 from holdfast.fleet.fleet import Fleet
@@ -19,7 +18,7 @@ from holdfast.integrations.e2b.control.templates import BASE, load_templates
 from holdfast.integrations.e2b.settings import E2BSettings, Keyring, load_key
 from holdfast.service.fronts.connections import descriptors_for_ports
 from holdfast.service.fronts.listening import bind, check_address, parse_address
-from holdfast.service.fronts.web_server import WebServer, WebSocketConnection
+from holdfast.service.fronts.web_server import WebServer
 
 #: Descriptors beside those of client connections: each open sandbox has a few, and each preview one.
 _RESERVED_DESCRIPTORS = 4_096
@@ -98,21 +97,4 @@ async def serving(settings: E2BSettings) -> AsyncIterator[Started]:
 def _server(settings: E2BSettings, app: Application, tls: ssl.SSLContext | None) -> WebServer:
     limits = settings.connections
     limits = limits.within(descriptors_for_ports(limits.most, _RESERVED_DESCRIPTORS))
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        ws=WebSocketConnection,
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        log_level="critical",
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        limit_concurrency=limits.most,
-        timeout_keep_alive=75,
-        # A message of a preview's WebSocket is held in memory.
-        ws_max_size=settings.max_message_bytes,
-    )
-    return WebServer(config, limits, tls)
+    return WebServer(app, limits, tls, largest_message=settings.max_message_bytes)

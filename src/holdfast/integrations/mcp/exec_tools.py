@@ -97,11 +97,11 @@ def add_to(server: SandboxServer) -> None:
         check(approval)
 
         async def run() -> CommandOutput:
-            place = await server.place(ctx, sandbox)
+            opened = await server.opened(ctx, sandbox)
             running = RunningCommand()
             starting.set(running)
             async with _progress(ctx, lambda: running.tail):
-                output = await place.commands.exec_command(
+                output = await opened.commands.exec_command(
                     cmd,
                     workdir=workdir or None,
                     tty=tty,
@@ -123,11 +123,11 @@ def add_to(server: SandboxServer) -> None:
         check(approval)
 
         async def write() -> CommandOutput:
-            place = server.workspace(ctx).with_session(session_id)
-            process_id = place.commands.sessions()[session_id].id
-            running = place.running.get(session_id, RunningCommand())
+            opened = server.workspace(ctx).with_session(session_id)
+            process_id = opened.commands.sessions()[session_id].id
+            running = opened.running.get(session_id, RunningCommand())
             async with _progress(ctx, lambda: running.tail):
-                output = await place.commands.write_stdin(
+                output = await opened.commands.write_stdin(
                     session_id,
                     chars,
                     yield_time_ms=yield_time_ms,
@@ -141,10 +141,10 @@ def add_to(server: SandboxServer) -> None:
         """List the processes of the sandbox, the latest first: running ones, and ended ones with kept output."""
 
         async def found() -> ProcessList:
-            place = await server.place(ctx, sandbox)
-            infos = [process.info for process in await place.box.processes()]
+            opened = await server.opened(ctx, sandbox)
+            infos = [process.info for process in await opened.box.processes()]
             infos.sort(key=lambda info: info.started_at, reverse=True)
-            return ProcessList(processes=[_status(info, place.name) for info in infos[:MAX_LISTED]])
+            return ProcessList(processes=[_status(info, opened.name) for info in infos[:MAX_LISTED]])
 
         return await server.call(found())
 
@@ -158,7 +158,7 @@ def add_to(server: SandboxServer) -> None:
         """Read kept output of a process from a position on. Takes nothing from write_stdin."""
 
         async def read() -> ProcessOutput:
-            process = await (await server.place(ctx, sandbox)).box.process(process_id)
+            process = await (await server.opened(ctx, sandbox)).box.process(process_id)
             found = await process.read(since, max_bytes)
             data = b"".join(chunk.data for chunk in found.chunks)
             return ProcessOutput(
@@ -180,7 +180,7 @@ def add_to(server: SandboxServer) -> None:
         """Wait until a process ends. Returns running=true if it still runs after the time."""
 
         async def wait() -> ProcessEnd:
-            process = await (await server.place(ctx, sandbox)).box.process(process_id)
+            process = await (await server.opened(ctx, sandbox)).box.process(process_id)
             async with _progress(ctx, lambda: ""):
                 try:
                     status = await process.wait(timeout=timeout_seconds)
@@ -199,7 +199,7 @@ def add_to(server: SandboxServer) -> None:
         """End a process and everything that it started."""
 
         async def kill() -> Killed:
-            process = await (await server.place(ctx, sandbox)).box.process(process_id)
+            process = await (await server.opened(ctx, sandbox)).box.process(process_id)
             return Killed(was_running=await process.terminate(force=force))
 
         return await server.call(kill())

@@ -58,7 +58,7 @@ def add_to(server: SandboxServer) -> None:
         """Read lines of a text file; the beginning of another file as base64."""
 
         async def read() -> FileContent:
-            box = (await server.place(ctx, sandbox)).box
+            box = (await server.opened(ctx, sandbox)).box
             size = (await box.stat(path)).size
             if size > MAX_SCANNED_BYTES:
                 raise LimitReached(f"{path}: {size} bytes, more than {MAX_SCANNED_BYTES}; use exec_command")
@@ -76,7 +76,7 @@ def add_to(server: SandboxServer) -> None:
         """Write a whole file, and the missing directories above it. A reader sees the old content or the new."""
 
         async def write() -> FileChanged:
-            box = (await server.place(ctx, sandbox)).box
+            box = (await server.opened(ctx, sandbox)).box
             data = content.encode("utf-8", "surrogatepass")
             await box.write_file(path, data)
             return FileChanged(path=path, size=len(data))
@@ -94,7 +94,7 @@ def add_to(server: SandboxServer) -> None:
         """Replace an exact text in a file. It is an error, and no change, if it does not occur `count` times."""
 
         async def edit() -> FileChanged:
-            box = (await server.place(ctx, sandbox)).box
+            box = (await server.opened(ctx, sandbox)).box
             await box.edit(path, old_text, new_text, count)
             return FileChanged(path=path, size=(await box.stat(path)).size)
 
@@ -104,7 +104,7 @@ def add_to(server: SandboxServer) -> None:
         """List the entries of a directory in the order of their names."""
 
         async def found() -> Listing:
-            entries = await (await server.place(ctx, sandbox)).box.list_dir(path)
+            entries = await (await server.opened(ctx, sandbox)).box.list_dir(path)
             return Listing(
                 entries=[_entry(each) for each in entries[:MAX_ENTRIES]], truncated=len(entries) > MAX_ENTRIES
             )
@@ -122,7 +122,7 @@ def add_to(server: SandboxServer) -> None:
         """Search the lines of files below a directory for a regular expression."""
 
         async def search() -> SearchHits:
-            box = (await server.place(ctx, sandbox)).box
+            box = (await server.opened(ctx, sandbox)).box
             # The programs that every image has, with the options that busybox has as well.
             top = path if path.startswith(("/", ".")) else f"./{path}"
             names = ["-name", glob] if glob else []

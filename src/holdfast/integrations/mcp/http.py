@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp.server.streamable_http import EventStore
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
@@ -160,31 +159,14 @@ async def serving_http(
     address = parse_address(listen)
     app, sessions = http_app(server, address, token, allowed_hosts)
     listener = bind(address)
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        log_level="critical",
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        limit_concurrency=CONNECTIONS.most,
-        timeout_keep_alive=75,
-    )
-    web = WebServer(config, CONNECTIONS, None)
+    web = WebServer(app, CONNECTIONS, None)
     try:
         async with sessions.run():
-            running = asyncio.create_task(web.serve(sockets=[listener]))
+            await web.open(listener)
             try:
-                await web.is_up.wait()
                 host, port = listener.getsockname()[:2]
                 yield f"http://[{host}]:{port}{PATH}" if ":" in host else f"http://{host}:{port}{PATH}"
             finally:
-                web.stop_within(STOP_SECONDS)
-                await asyncio.shield(running)
+                await asyncio.shield(web.aclose(STOP_SECONDS))
     finally:
         listener.close()

@@ -34,7 +34,7 @@ def add_to(server: SandboxServer) -> None:
         """The output of a process that is kept, without the middle of a long one."""
 
         async def read() -> str:
-            process = await (await server.place(ctx, sandbox)).box.process(process_id)
+            process = await (await server.opened(ctx, sandbox)).box.process(process_id)
             buffer = HeadTailBuffer(MAX_RESOURCE_BYTES)
             position = 0
             while True:
@@ -53,7 +53,7 @@ def add_to(server: SandboxServer) -> None:
         """The recording of a terminal, for players of asciicast v2."""
 
         async def read() -> str:
-            terminal = await (await server.place(ctx, sandbox)).box.attach_terminal(terminal_id)
+            terminal = await (await server.opened(ctx, sandbox)).box.attach_terminal(terminal_id)
             try:
                 text = await terminal.recording()
             finally:

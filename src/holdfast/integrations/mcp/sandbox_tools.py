@@ -14,7 +14,7 @@ from pydantic import Field
 from holdfast.integrations.mcp.exec_tools import SandboxName
 from holdfast.integrations.mcp.hints import ADDS, READS, SETS
 from holdfast.integrations.mcp.results import SandboxList, SandboxStatus
-from holdfast.integrations.mcp.workspace import Place
+from holdfast.integrations.mcp.workspace import OpenedSandbox
 
 if TYPE_CHECKING:
     from holdfast.integrations.mcp.server import SandboxServer
@@ -43,7 +43,7 @@ def add_to(server: SandboxServer) -> None:
 
     async def sandbox_list(ctx: Context[Any, Any]) -> SandboxList:
         """List the sandboxes of this connection."""
-        return SandboxList(sandboxes=[_status(each) for each in server.workspace(ctx).places().values()])
+        return SandboxList(sandboxes=[_status(each) for each in server.workspace(ctx).sandboxes().values()])
 
     async def sandbox_remove(ctx: Context[Any, Any], sandbox: Removed) -> SandboxList:
         """Remove a sandbox with everything in it, and list the others."""
@@ -51,7 +51,7 @@ def add_to(server: SandboxServer) -> None:
         async def remove() -> SandboxList:
             workspace = server.workspace(ctx)
             await workspace.remove(sandbox)
-            return SandboxList(sandboxes=[_status(each) for each in workspace.places().values()])
+            return SandboxList(sandboxes=[_status(each) for each in workspace.sandboxes().values()])
 
         return await server.call(remove())
 
@@ -61,5 +61,5 @@ def add_to(server: SandboxServer) -> None:
     server.add_tool(sandbox_remove, annotations=SETS)
 
 
-def _status(place: Place) -> SandboxStatus:
-    return SandboxStatus(sandbox=place.name, state=place.state)
+def _status(opened: OpenedSandbox) -> SandboxStatus:
+    return SandboxStatus(sandbox=opened.name, state=opened.state)

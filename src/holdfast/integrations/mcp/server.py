@@ -13,7 +13,7 @@ import holdfast
 from holdfast.integrations.mcp import exec_tools, file_tools, resources, sandbox_tools, terminal_tools
 from holdfast.integrations.mcp.approvals import Approvals
 from holdfast.integrations.mcp.sources import SandboxSource
-from holdfast.integrations.mcp.workspace import Place, Workspace, Workspaces
+from holdfast.integrations.mcp.workspace import OpenedSandbox, Workspace, Workspaces
 
 T = TypeVar("T")
 
@@ -63,8 +63,8 @@ class SandboxServer(ServerBase):
     def workspace(self, ctx: Context[Any, Any]) -> Workspace:
         return self.workspaces.of(ctx)
 
-    async def place(self, ctx: Context[Any, Any], sandbox: str = "") -> Place:
-        return await self.workspace(ctx).place(sandbox)
+    async def opened(self, ctx: Context[Any, Any], sandbox: str = "") -> OpenedSandbox:
+        return await self.workspace(ctx).opened(sandbox)
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the work of one tool call in time; errors of Holdfast become errors of the tool."""

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, Protocol
 
-from holdfast.client.sandbox import Sandbox, connect
+from holdfast.client.opening import connect
+from holdfast.client.sandbox import Sandbox
 from holdfast.errors import InvalidParams
 from holdfast.fleet.fleet import Fleet, FleetSandbox
 from holdfast.fleet.template import Template, make_template
@@ -54,7 +55,7 @@ class ExistingSandbox:
         pass
 
 
-class MadeSandbox:
+class FleetSource:
     """Sandboxes that the fleet makes from one template, each for the life of its connection."""
 
     makes = True

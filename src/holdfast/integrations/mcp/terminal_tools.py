@@ -16,7 +16,7 @@ from holdfast.integrations.mcp.approvals import Approval, check, question
 from holdfast.integrations.mcp.exec_tools import SandboxName, WaitSeconds, server_of
 from holdfast.integrations.mcp.hints import ADDS, READS, SETS, WRITES
 from holdfast.integrations.mcp.results import TerminalClosed, TerminalScreen
-from holdfast.integrations.mcp.workspace import Place
+from holdfast.integrations.mcp.workspace import OpenedSandbox
 
 if TYPE_CHECKING:
     from holdfast.integrations.mcp.server import SandboxServer
@@ -69,13 +69,13 @@ def add_to(server: SandboxServer) -> None:
         check(approval)
 
         async def open() -> TerminalScreen:
-            place = await server.place(ctx, sandbox)
-            await _check_room(place)
+            opened = await server.opened(ctx, sandbox)
+            await _check_room(opened)
             argv = None if not command else ["/bin/sh", "-c", command]
-            terminal = await place.box.terminal(
+            terminal = await opened.box.terminal(
                 argv, cwd=workdir or None, rows=rows, cols=cols, lifetime="connection"
             )
-            place.terminals[terminal.id] = terminal
+            opened.terminals[terminal.id] = terminal
             return await _screen(terminal)
 
         return await server.call(open())
@@ -86,7 +86,7 @@ def add_to(server: SandboxServer) -> None:
         """Return the current screen of a terminal."""
 
         async def screen() -> TerminalScreen:
-            async with _terminal(await server.place(ctx, sandbox), terminal_id) as terminal:
+            async with _terminal(await server.opened(ctx, sandbox), terminal_id) as terminal:
                 return await _screen(terminal)
 
         return await server.call(screen())
@@ -104,7 +104,7 @@ def add_to(server: SandboxServer) -> None:
         check(approval)
 
         async def type() -> TerminalScreen:
-            async with _terminal(await server.place(ctx, sandbox), terminal_id) as terminal:
+            async with _terminal(await server.opened(ctx, sandbox), terminal_id) as terminal:
                 if text:
                     await terminal.send(text)
                 if keys:
@@ -122,10 +122,10 @@ def add_to(server: SandboxServer) -> None:
         """Close a terminal and end what runs in it."""
 
         async def close() -> TerminalClosed:
-            place = await server.place(ctx, sandbox)
-            async with _terminal(place, terminal_id) as terminal:
+            opened = await server.opened(ctx, sandbox)
+            async with _terminal(opened, terminal_id) as terminal:
                 status = await terminal.close()
-            place.terminals.pop(terminal_id, None)
+            opened.terminals.pop(terminal_id, None)
             return TerminalClosed(exit_code=status.exit_code)
 
         return await server.call(close())
@@ -136,21 +136,21 @@ def add_to(server: SandboxServer) -> None:
     server.add_tool(terminal_close, annotations=SETS)
 
 
-async def _check_room(place: Place) -> None:
+async def _check_room(opened: OpenedSandbox) -> None:
     """Forget terminals that have ended; `LimitReached` if too many are left."""
-    for id, terminal in list(place.terminals.items()):
+    for id, terminal in list(opened.terminals.items()):
         if (await terminal.describe()).state in ("CLOSED", "ERROR"):
-            del place.terminals[id]
+            del opened.terminals[id]
             await terminal.release()
-    if len(place.terminals) >= MAX_TERMINALS:
-        raise LimitReached(f"{MAX_TERMINALS} terminals are open; close one: {', '.join(place.terminals)}")
+    if len(opened.terminals) >= MAX_TERMINALS:
+        raise LimitReached(f"{MAX_TERMINALS} terminals are open; close one: {', '.join(opened.terminals)}")
 
 
 @contextlib.asynccontextmanager
-async def _terminal(place: Place, terminal_id: str) -> AsyncIterator[Terminal]:
+async def _terminal(opened: OpenedSandbox, terminal_id: str) -> AsyncIterator[Terminal]:
     """A terminal of this connection, or one of the sandbox that another client opened."""
-    own = place.terminals.get(terminal_id)
-    terminal = own or await place.box.attach_terminal(terminal_id)
+    own = opened.terminals.get(terminal_id)
+    terminal = own or await opened.box.attach_terminal(terminal_id)
     try:
         yield terminal
     finally:

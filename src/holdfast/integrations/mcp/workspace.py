@@ -57,7 +57,7 @@ class RunningCommand:
 starting: ContextVar[RunningCommand] = ContextVar("starting")
 
 
-class Place:
+class OpenedSandbox:
     """One sandbox, which a task opens and holds until `close`."""
 
     def __init__(self, name: str, opening: AbstractAsyncContextManager[Sandbox], ids: Iterator[int]) -> None:
@@ -139,83 +139,83 @@ class Workspace:
         self._source = source
         self._ids = itertools.count(1)
         self._names = (f"s{number}" for number in itertools.count(2))
-        self._places: dict[str, Place] = {}
+        self._sandboxes: dict[str, OpenedSandbox] = {}
         self.closed = False
 
-    def places(self) -> Mapping[str, Place]:
-        return self._places
+    def sandboxes(self) -> Mapping[str, OpenedSandbox]:
+        return self._sandboxes
 
-    def begin(self) -> Place:
+    def begin(self) -> OpenedSandbox:
         """Begin to open the connection's own sandbox, if that has not begun or has failed."""
-        found = self._places.get(MAIN)
+        found = self._sandboxes.get(MAIN)
         if found is None or found.state == "failed":
             found = self._open(MAIN, self._source.open())
         return found
 
-    async def place(self, name: str = "") -> Place:
+    async def opened(self, name: str = "") -> OpenedSandbox:
         """The sandbox `name`, open; without a name the connection's own."""
-        place = self.begin() if name in ("", MAIN) else self._known(name)
-        if not await place.wait():
-            raise LimitReached(f"sandbox {place.name!r} is still being made after {OPEN_SECONDS:g} s; call again")
-        return place
+        opened = self.begin() if name in ("", MAIN) else self._known(name)
+        if not await opened.wait():
+            raise LimitReached(f"sandbox {opened.name!r} is still being made after {OPEN_SECONDS:g} s; call again")
+        return opened
 
-    def with_session(self, session_id: int) -> Place:
+    def with_session(self, session_id: int) -> OpenedSandbox:
         """The sandbox that runs a session of `exec_command`."""
-        for place in self._places.values():
-            if place.state == "ready" and session_id in place.commands.sessions():
-                return place
+        for opened in self._sandboxes.values():
+            if opened.state == "ready" and session_id in opened.commands.sessions():
+                return opened
         raise InvalidParams(f"no session {session_id}: it never began, or its end was already returned")
 
-    async def create(self) -> Place:
+    async def create(self) -> OpenedSandbox:
         """Make another sandbox from the template of the connection's own."""
         self._check_room()
         return await self._opened(self._open(next(self._names), self._source.open()))
 
-    async def fork(self, name: str) -> Place:
+    async def fork(self, name: str) -> OpenedSandbox:
         """Make a sandbox with the files of another one."""
-        origin = await self.place(name)
+        origin = await self.opened(name)
         self._check_room()
         return await self._opened(self._open(next(self._names), self._source.fork(origin.box)))
 
     async def remove(self, name: str) -> None:
         """Remove a sandbox that `create` or `fork` made."""
-        place = self._known(name)
+        opened = self._known(name)
         if name == MAIN:
             raise InvalidParams(f"sandbox {MAIN!r} lives as long as the connection")
-        del self._places[name]
-        await place.close()
+        del self._sandboxes[name]
+        await opened.close()
 
     async def aclose(self) -> None:
         self.closed = True
-        places, self._places = list(self._places.values()), {}
-        await asyncio.gather(*(place.close() for place in places))
+        sandboxes, self._sandboxes = list(self._sandboxes.values()), {}
+        await asyncio.gather(*(opened.close() for opened in sandboxes))
 
-    def _known(self, name: str) -> Place:
-        place = self._places.get(name)
-        if place is None:
-            known = ", ".join(self._places) or MAIN
+    def _known(self, name: str) -> OpenedSandbox:
+        opened = self._sandboxes.get(name)
+        if opened is None:
+            known = ", ".join(self._sandboxes) or MAIN
             raise InvalidParams(f"no sandbox {name!r}; there are: {known}")
-        return place
+        return opened
 
     def _check_room(self) -> None:
-        for name in [name for name, place in self._places.items() if place.state == "failed"]:
-            del self._places[name]
-        if len(self._places) >= MAX_SANDBOXES:
-            raise LimitReached(f"{MAX_SANDBOXES} sandboxes exist already; remove one: {', '.join(self._places)}")
+        for name in [name for name, opened in self._sandboxes.items() if opened.state == "failed"]:
+            del self._sandboxes[name]
+        if len(self._sandboxes) >= MAX_SANDBOXES:
+            raise LimitReached(f"{MAX_SANDBOXES} sandboxes exist already; remove one: {', '.join(self._sandboxes)}")
 
-    def _open(self, name: str, opening: AbstractAsyncContextManager[Sandbox]) -> Place:
+    def _open(self, name: str, opening: AbstractAsyncContextManager[Sandbox]) -> OpenedSandbox:
         if self.closed:
             raise InvalidParams("the connection has ended")
-        place = self._places[name] = Place(name, opening, self._ids)
-        return place
+        opened = self._sandboxes[name] = OpenedSandbox(name, opening, self._ids)
+        return opened
 
-    async def _opened(self, place: Place) -> Place:
+    async def _opened(self, opened: OpenedSandbox) -> OpenedSandbox:
         try:
-            await place.wait()
+            await opened.wait()
         except HoldfastError:
-            self._places.pop(place.name, None)
+            self._sandboxes.pop(opened.name, None)
             raise
-        return place
+        return opened
 
 
 class Workspaces:

@@ -142,8 +142,8 @@ def plan_launch(
         executable = None
         if programs is not None:
             given = [path for path in (*visible.writable, *visible.readable) if path not in SYSTEM]
-            own_places = [path for path in (*given, *_WITHOUT_PROGRAMS) if confinement.executes_in(path)]
-            executable = [*programs.values(), *library_directories(), *own_places]
+            own_paths = [path for path in (*given, *_WITHOUT_PROGRAMS) if confinement.executes_in(path)]
+            executable = [*programs.values(), *library_directories(), *own_paths]
         orders["rules"] = landlock.rules(visible, hide_processes=confinement.hide_processes, executable=executable)
         if orders["filter"] is None and confinement.network == "none":
             raise InvalidParams("confinement: with `landlock`, network `none` needs `seccomp`")

@@ -68,7 +68,7 @@ class CgroupHierarchy:
                 if name not in _NOT_EVERYWHERE:
                     raise
 
-    def wants(self, confinement: Confinement) -> bool:
+    def limits_any_of(self, confinement: Confinement) -> bool:
         return self._settings(confinement) != {}
 
     def _settings(self, confinement: Confinement) -> dict[str, str]:
@@ -105,7 +105,7 @@ class ResourceGroups:
         """Make directories with these limits for one process; `PermissionRefused` names the missing controller."""
         made: list[str] = []
         for controller in CONTROLLERS:
-            if not CgroupHierarchy(controller, "", 2).wants(confinement):
+            if not CgroupHierarchy(controller, "", 2).limits_any_of(confinement):
                 continue
             hierarchy = self._hierarchies.get(controller)
             try:

@@ -22,7 +22,7 @@ _MAX_TIMES: Final = 4_096
 _MOST_PRINTED: Final = 1 << 40
 
 
-class InputState:
+class RecordedInput:
     """The accepted input of a process or a command."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class JobState:
         self.lost: dict[int, r.OutputLost] = {}
         self.ended: r.JobEnded | None = None
         self.closed: r.JobClosed | None = None
-        self.input = InputState()
+        self.input = RecordedInput()
 
     def printed_end(self, kind: int) -> int:
         """The end of a stream as far as the journal has numbered it."""

@@ -57,12 +57,12 @@ class Jails:
         self._config = config
         self._spawn = spawn
         self._reaped = reaped
-        self._places = asyncio.Semaphore(MAX_JAILS)
+        self._slots = asyncio.Semaphore(MAX_JAILS)
 
     @asynccontextmanager
     async def files(self, confinement: Confinement) -> AsyncIterator[ConfinedFiles]:
         """The files under a confinement, for the length of a block."""
-        async with self._places:
+        async with self._slots:
             helper = await self._start(confinement)
             files = ConfinedFiles(self._config, helper)
             try:

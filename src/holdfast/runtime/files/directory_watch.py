@@ -72,7 +72,7 @@ class DirectoryWatch:
         #: The name of each watched directory, by the number of its watch.
         self._names: dict[int, str] = {}
         self._parent: int | None = None
-        self._records: deque[inotify.Record] = deque()
+        self._records: deque[inotify.InotifyRecord] = deque()
         #: Entries that the listing of a new directory has reported; their own records may still be queued.
         self._listed: set[tuple[int, str]] = set()
         self._events: deque[WatchEvent] = deque()
@@ -205,7 +205,7 @@ class DirectoryWatch:
                 self._loop.remove_reader(fd)
         return True
 
-    async def _handle(self, record: inotify.Record) -> None:
+    async def _handle(self, record: inotify.InotifyRecord) -> None:
         watch, mask = record.watch, record.mask
         if mask & inotify.Q_OVERFLOW:
             await self._begin_again()
@@ -246,7 +246,7 @@ class DirectoryWatch:
                 if mask & bit:
                     await self._emit(kind, name, directory=directory)
 
-    async def _moved(self, record: inotify.Record, name: str, *, directory: bool) -> None:
+    async def _moved(self, record: inotify.InotifyRecord, name: str, *, directory: bool) -> None:
         arrived = await self._arrived(record)
         above = None if arrived is None else self._names.get(arrived.watch)
         if arrived is None or above is None:
@@ -263,7 +263,7 @@ class DirectoryWatch:
             # It was moved before it could be added.
             await self._add_new(new)
 
-    async def _arrived(self, left: inotify.Record) -> inotify.Record | None:
+    async def _arrived(self, left: inotify.InotifyRecord) -> inotify.InotifyRecord | None:
         """The second record of a rename; None if the file was moved to a directory that is not watched."""
         while True:
             for at, record in enumerate(self._records):

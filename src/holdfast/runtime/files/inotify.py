@@ -36,7 +36,7 @@ _HEADER: Final = struct.Struct("iIII")
 READ_BYTES: Final = 64 * 1024
 
 
-class Record(NamedTuple):
+class InotifyRecord(NamedTuple):
     """One record of the kernel. `at` is the loop's time when it was read."""
 
     watch: int
@@ -55,14 +55,14 @@ class Added(NamedTuple):
     error: OSError | None = None
 
 
-def parse(data: bytes, at: float) -> list[Record]:
+def parse(data: bytes, at: float) -> list[InotifyRecord]:
     """The records that one read of the descriptor returned."""
     records, start = [], 0
     while start < len(data):
         watch, mask, cookie, size = _HEADER.unpack_from(data, start)
         start += _HEADER.size + size
         name = os.fsdecode(data[start - size : start].rstrip(b"\0"))
-        records.append(Record(watch, mask, cookie, name, at))
+        records.append(InotifyRecord(watch, mask, cookie, name, at))
     return records
 
 

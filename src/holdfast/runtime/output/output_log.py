@@ -23,7 +23,7 @@ from typing import Final, Protocol
 
 from holdfast.errors import ResourceExhausted
 from holdfast.runtime.libc import punch_hole
-from holdfast.runtime.output.spool import FileSystem, choose_place, file_system_of
+from holdfast.runtime.output.spool import FileSystem, choose_directory, file_system_of
 
 PAGE: Final = 4096
 #: The most that one call moves, so that a flood of output does not block the event loop.
@@ -52,7 +52,7 @@ class Spool:
     def __init__(self, directory: str = "", *, wanted_bytes: int = 0, taken: tuple[str, int] | None = None) -> None:
         """Without a `directory` one with `wanted_bytes` free is chosen, or the one with the most."""
         #: The kernel releases `lock` when the server ends, so other servers detect an abandoned spool.
-        self.path, self.lock = taken or _make_spool(directory or choose_place(wanted_bytes))
+        self.path, self.lock = taken or _make_spool(directory or choose_directory(wanted_bytes))
         self.used = 0
         #: Drops the least valuable output when the file system is full; False if there is none.
         self.make_room: Callable[[], bool] = lambda: False

@@ -29,24 +29,27 @@ def candidates() -> list[str]:
     return ["/dev/shm", *([os.path.abspath(chosen)] if chosen else []), "/tmp", "/var/tmp", "/run"]
 
 
-def choose_place(wanted_bytes: int, places: Sequence[str] | None = None) -> str:
+def choose_directory(wanted_bytes: int, directories: Sequence[str] | None = None) -> str:
     """Return the first directory with `wanted_bytes` free, else the one with the most."""
-    rooms = {place: room for place in places or candidates() if (room := room_in(place)) is not None}
+    rooms = {
+        directory: room for directory in directories or candidates() if (room := room_in(directory)) is not None
+    }
     if not rooms:
         raise ResourceExhausted(
-            f"no place for a spool: none of {', '.join(places or candidates())} can be written; set spool_directory"
+            f"no directory for a spool: none of {', '.join(directories or candidates())} can be written; "
+            "set spool_directory"
         )
-    enough = (place for place, room in rooms.items() if room >= wanted_bytes)
-    return next(enough, max(rooms, key=lambda place: rooms[place]))
+    enough = (directory for directory, room in rooms.items() if room >= wanted_bytes)
+    return next(enough, max(rooms, key=lambda directory: rooms[directory]))
 
 
-def room_in(place: str) -> int | None:
+def room_in(directory: str) -> int | None:
     """Return the free bytes of a directory; 0 if it has too few inodes, None if it is not writable."""
     try:
-        found = os.statvfs(place)
+        found = os.statvfs(directory)
     except OSError:
         return None
-    if not os.access(place, os.W_OK | os.X_OK):
+    if not os.access(directory, os.W_OK | os.X_OK):
         return None
     # A file system with dynamic inodes reports none.
     if found.f_files and found.f_favail < WANTED_FILES:

@@ -214,7 +214,7 @@ async def spawn_through_launcher(
         opened = [report]
         newborn.add(pid)
         try:
-            said, failed = await _read_report(report)
+            received, failed = await _read_report(report)
         finally:
             newborn.discard(pid)
     except OSError as error:
@@ -222,9 +222,9 @@ async def spawn_through_launcher(
     finally:
         for fd in opened:
             os.close(fd)
-    if said:
+    if received:
         os.waitpid(pid, 0)  # noqa: ASYNC222 - it has closed its report and is exiting
-        stage, number, text = marshal.loads(said)
+        stage, number, text = marshal.loads(received)
         if stage == "limits":
             raise PermissionRefused(f"limits: {text}")
         if stage == "confinement":
@@ -297,7 +297,7 @@ def _report_channel(*, jailed: bool) -> tuple[int, int]:
 async def _read_report(fd: int) -> tuple[bytes, bool]:
     """Return the launcher's report, empty after its exec, and whether a byte was left unread."""
     loop = asyncio.get_running_loop()
-    said = b""
+    received = b""
     while True:
         try:
             data = os.read(fd, 4096)
@@ -310,10 +310,10 @@ async def _read_report(fd: int) -> tuple[bytes, bool]:
                 loop.remove_reader(fd)
             continue
         except ConnectionResetError:
-            return said, True
+            return received, True
         if not data:
-            return said, False
-        said += data
+            return received, False
+        received += data
 
 
 def _plan(streams: StandardStreams) -> SpawnPlan:

@@ -123,11 +123,11 @@ class _Streams:
 
     def last_words(self) -> str:
         """Return the output of a program that could not start."""
-        said = b""
+        printed = b""
         for fd in self.outputs.values():
             with contextlib.suppress(OSError):
-                said += os.read(fd, 4096)
-        return said.decode(errors="replace").strip().replace("\r\n", "; ")
+                printed += os.read(fd, 4096)
+        return printed.decode(errors="replace").strip().replace("\r\n", "; ")
 
     def close_theirs(self) -> None:
         for fd in self._theirs:
@@ -216,14 +216,14 @@ class Starter:
                 command, streams.for_child, self._limits(mark), self._oom_score, self.newborn
             )
         except BaseException as error:
-            said = streams.last_words() if isinstance(error, JailFailed) else ""
+            printed = streams.last_words() if isinstance(error, JailFailed) else ""
             streams.close()
             if recorder is not None:
                 recorder.undo()
             if cgroup is not None:
                 cgroup.remove()
             if isinstance(error, JailFailed):
-                raise PermissionRefused(f"confinement: {said or error}") from None
+                raise PermissionRefused(f"confinement: {printed or error}") from None
             raise
         streams.close_theirs()
         started = StartedProcess(pid, mark, command.cwd, streams.outputs, streams.stdin, recorder, cgroup)

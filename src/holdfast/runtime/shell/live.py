@@ -52,7 +52,7 @@ from holdfast.runtime.shell.program import ShellProgram
 from holdfast.runtime.shell.saved_state import SavedState
 from holdfast.runtime.tree.process_table import Entry, TableReader
 from holdfast.runtime.tree.process_tree import end_all
-from holdfast.runtime.tree.usage import Activity, UsageQuery
+from holdfast.runtime.tree.usage import ForegroundActivity, UsageQuery
 from holdfast.types import (
     KEPT_SHELL_COMMANDS,
     CommandEnded,
@@ -239,14 +239,16 @@ class LiveShell:
             login=self.spec.login,
         )
 
-    def asked(self) -> UsageQuery:
+    def usage_query(self) -> UsageQuery:
         """The process trees and the activity that a sample of its usage is made from."""
         programs = [*self._former, self._program.process] if self._program.pid else [*self._former]
         printed = self._printed_before + sum(log.end for log in self.record.logs.values())
-        activity, current = Activity(), self._current
+        activity, current = ForegroundActivity(), self._current
         if current is not None and current.began is not None:
             printed += sum(log.end for log in current.logs.values())
-            activity = Activity(seconds=self._loop.time() - current.began, since_ticks=current.began_ticks)
+            activity = ForegroundActivity(
+                seconds=self._loop.time() - current.began, since_ticks=current.began_ticks
+            )
         trees = tuple(program.tree for program in programs)
         own = tuple(pid for program in programs for pid in program.own_pids)
         return UsageQuery(self.id, trees, self.state != "closed", printed, activity, own)

@@ -134,9 +134,9 @@ class Shells:
         self._shells[shell.id] = shell
         return shell
 
-    def recover(self, remains: InheritedShell) -> None:
+    def recover(self, inherited: InheritedShell) -> None:
         """Resume a shell of an earlier server."""
-        opening = remains.shell.opening
+        opening = inherited.shell.opening
         recorder = self._durability.shell(opening.key)
         try:
             account = None if opening.spec.user is None else resolve_user(opening.spec.user)
@@ -147,13 +147,13 @@ class Shells:
                 dialect_for(opening.real),
                 files,
                 recorder=recorder,
-                inherited=remains,
+                inherited=inherited,
                 **self._dependencies,
             )
         except (HoldfastError, OSError) as error:
             # Its user was removed, or its files cannot be made: the other shells are resumed all the same.
             log.error("cannot resume shell %r: %s", opening.spec.shell_id, error)
-            self._give_up(remains, recorder)
+            self._give_up(inherited, recorder)
             return
         # Before it is resumed: a shell that closes at once is searched by its id.
         self._shells[shell.id] = shell
@@ -166,21 +166,21 @@ class Shells:
         for command in shell.commands():
             self._commands[command.process_id] = (shell, command)
 
-    def _give_up(self, remains: InheritedShell, recorder: ShellRecorder) -> None:
+    def _give_up(self, inherited: InheritedShell, recorder: ShellRecorder) -> None:
         """End the programs of a shell that cannot be resumed, and release its descriptors and its files."""
-        past = remains.shell
+        past = inherited.shell
         recorder.gone()
-        inputs = (f"{past.current}.stdin", *(f"{key}.input" for key in remains.inputs))
+        inputs = (f"{past.current}.stdin", *(f"{key}.input" for key in inherited.inputs))
         recorder.release(
-            0 if past.program is None else past.program.number, (*(key for key, _ in remains.pipes), *inputs)
+            0 if past.program is None else past.program.number, (*(key for key, _ in inherited.pipes), *inputs)
         )
-        remains.close()
+        inherited.close()
         shutil.rmtree(past.opening.directory, ignore_errors=True)
         for key in (past.key, past.current, *past.finished, *past.queue):
             for kind in (0, 1, "input"):
                 with contextlib.suppress(OSError):
                     os.unlink(f"{self._spool.path}/{key}.{kind}")
-        for adopt in remains.programs.values():
+        for adopt in inherited.programs.values():
             process, streams = adopt(lambda _: None)
             for fd in streams.values():
                 os.close(fd)

@@ -27,7 +27,7 @@ from holdfast.runtime.terminal.keys import encode_keys
 from holdfast.runtime.terminal.mark_filter import MarkFilter, PromptMark, TerminalModes
 from holdfast.runtime.terminal.paste import CLEAR_LINE, ENTER, INTERRUPT
 from holdfast.runtime.terminal.timeline import Timeline
-from holdfast.runtime.tree.usage import Activity
+from holdfast.runtime.tree.usage import ForegroundActivity
 from holdfast.types import (
     CloseMode,
     JobsAtClose,
@@ -209,7 +209,7 @@ class LiveTerminal:
             interrupted=self.interrupted,
         )
 
-    def activity(self) -> Activity:
+    def activity(self) -> ForegroundActivity:
         """The foreground group, and how long a command runs; after a restart of the server, since the restart."""
         group = self.process.foreground_group()
         if group == self.process.own_group:
@@ -218,7 +218,7 @@ class LiveTerminal:
         busy = self._loop.time() - self._state_since if runs else None
         # Not at a prompt: the query reads a few files of /proc.
         awaiting = self._probe_input().awaiting if group or busy is not None else False
-        return Activity(group=group, seconds=busy, awaiting=awaiting)
+        return ForegroundActivity(group=group, seconds=busy, awaiting=awaiting)
 
     def _cwd(self) -> str:
         try:

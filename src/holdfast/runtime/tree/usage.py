@@ -26,7 +26,7 @@ STRAY_SECONDS: Final = 1.0
 _FILE_BYTES: Final = 4096
 
 
-class Activity(NamedTuple):
+class ForegroundActivity(NamedTuple):
     """The foreground of a process, from its terminal or shell."""
 
     #: The foreground group of a terminal; 0 if there is none.
@@ -45,7 +45,7 @@ class UsageQuery(NamedTuple):
     trees: tuple[Tree, ...]
     running: bool
     printed: int
-    activity: Activity = Activity()
+    activity: ForegroundActivity = ForegroundActivity()
     #: Pids that are not commands: the program itself first, then the processes of its jail.
     own: tuple[int, ...] = ()
 
@@ -123,7 +123,7 @@ class UsageSampler:
 
     async def sample(
         self,
-        asked: Sequence[UsageQuery],
+        query: Sequence[UsageQuery],
         *,
         leaders: Callable[[], Container[int]],
         known_marks: Callable[[], Container[int]],
@@ -137,12 +137,12 @@ class UsageSampler:
         async with self._turn:
             self._slice_began = time.perf_counter()
             # From before the read: see `Tree.members`.
-            lives = {tree.leader: tree.leader_lives for each in asked for tree in each.trees}
+            lives = {tree.leader: tree.leader_lives for each in query for tree in each.trees}
             table = ProcessTable(await self._read_all())
             orphans = await self._orphans(table, leaders())
             now = ticks_since_boot()
             usages: list[ProcessUsage] = []
-            for each in asked:
+            for each in query:
                 inside = {pid for tree in each.trees if tree.cgroup is not None for pid in tree.cgroup.pids()}
                 members = self._members(each, table, orphans, lives, inside)
                 usage = await self._usage(each, members, inside, now)
@@ -192,7 +192,7 @@ class UsageSampler:
 
     def _members(
         self,
-        asked: UsageQuery,
+        query: UsageQuery,
         table: ProcessTable[Stat],
         orphans: Mapping[int, list[int]],
         lives: Mapping[int, bool],
@@ -200,7 +200,7 @@ class UsageSampler:
     ) -> dict[int, Stat]:
         """Return the members as `ProcessTable.members` does, with the orphans found once for all queries."""
         roots = set(inside)
-        for tree in asked.trees:
+        for tree in query.trees:
             of_session = table.sessions.get(tree.leader, ())
             if lives[tree.leader]:
                 roots.add(tree.leader)
@@ -226,7 +226,7 @@ class UsageSampler:
     # --- usage -----------------------------------------------------------------------------------------------
 
     async def _usage(
-        self, asked: UsageQuery, members: Mapping[int, Stat], inside: Container[int], now: int
+        self, query: UsageQuery, members: Mapping[int, Stat], inside: Container[int], now: int
     ) -> ProcessUsage:
         ticks = threads = pages = 0
         for stat in members.values():
@@ -234,18 +234,18 @@ class UsageSampler:
             threads += stat.threads
             pages += stat.resident
         cpu, memory, in_cgroups = ticks * self._tick, pages * self._page, 0.0
-        cgroups = [tree.cgroup.path for tree in asked.trees if tree.cgroup is not None]
+        cgroups = [tree.cgroup.path for tree in query.trees if tree.cgroup is not None]
         if cgroups:
             in_cgroups = sum(cgroup_cpu_seconds(path) for path in cgroups)
             # A cgroup includes ended processes without a wait; the tree includes the time before the cgroup.
             cpu = max(cpu, in_cgroups)
             memory = sum(cgroup_memory(path) for path in cgroups) or memory
-        whole = bool(in_cgroups) and len(asked.trees) == 1 and all(pid in inside for pid in members)
-        read, written = await self._storage(members, asked.trees[0].mark if whole else None, in_cgroups)
-        name, seconds, background = _activity(asked, members, now, self._tick)
+        whole = bool(in_cgroups) and len(query.trees) == 1 and all(pid in inside for pid in members)
+        read, written = await self._storage(members, query.trees[0].mark if whole else None, in_cgroups)
+        name, seconds, background = _activity(query, members, now, self._tick)
         return ProcessUsage(
-            process_id=asked.process_id,
-            running=asked.running,
+            process_id=query.process_id,
+            running=query.running,
             process_count=len(members),
             thread_count=threads,
             pids=tuple(sorted(members)[:USAGE_PIDS]),
@@ -253,10 +253,10 @@ class UsageSampler:
             memory_bytes=memory,
             read_bytes=read,
             written_bytes=written,
-            printed_bytes=asked.printed,
+            printed_bytes=query.printed,
             foreground=name,
             foreground_seconds=round(seconds, 3),
-            awaiting_input=asked.activity.awaiting if name is not None else False,
+            awaiting_input=query.activity.awaiting if name is not None else False,
             background_seconds=round(background, 3),
         )
 
@@ -322,11 +322,11 @@ def cgroup_memory(path: str) -> int:
 
 
 def _activity(
-    asked: UsageQuery, members: Mapping[int, Stat], now: int, tick: float
+    query: UsageQuery, members: Mapping[int, Stat], now: int, tick: float
 ) -> tuple[str | None, float, float]:
     """Return the name and the run time of the foreground, and the age of the oldest background process."""
-    activity = asked.activity
-    others = {pid: stat for pid, stat in members.items() if pid not in asked.own}
+    activity = query.activity
+    others = {pid: stat for pid, stat in members.items() if pid not in query.own}
     if activity.group:
         front = {pid: stat for pid, stat in others.items() if stat.group == activity.group}
     elif activity.since_ticks is not None:
@@ -339,7 +339,7 @@ def _activity(
         return first.name, max(_oldest(front.values(), now) * tick, activity.seconds or 0.0), background
     if activity.seconds is not None:
         # A builtin, or a loop between two programs: the shell itself runs.
-        own = next((members[pid].name for pid in asked.own if pid in members), "")
+        own = next((members[pid].name for pid in query.own if pid in members), "")
         return own, activity.seconds, background
     return None, 0.0, background
 

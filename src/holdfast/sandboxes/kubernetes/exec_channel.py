@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable
 from typing import Final, cast
 
-from holdfast.errors import ConnectionLost, InvalidRequest
+from holdfast.errors import ConnectionLost
 from holdfast.sandboxes.kubernetes.exec_socket import CLOSE_SECONDS, CUT, STDOUT, Ended, ExecSocket
-from holdfast.transport.channel import Receiver, Source, SpoolFrame
+from holdfast.transport.channel import Receiver
+from holdfast.transport.queued import QueuedChannel
 from holdfast.transport.stdio import STDERR_SHOWN_BYTES, STDERR_TAIL_BYTES, without_queries
 from holdfast.types import MAX_MESSAGE_BYTES
 from holdfast.wire.framing import FrameReader, Oversized, frame_length, frame_line
@@ -22,11 +22,8 @@ from holdfast.wire.framing import FrameReader, Oversized, frame_length, frame_li
 JOINED_BYTES: Final = 64 * 1024
 
 
-class ExecChannel:
+class ExecChannel(QueuedChannel):
     """`Channel` on an exec. The receiver gets large messages as views that are valid until it returns."""
-
-    takes_spool_frames: Final = False
-    passes_descriptors: Final = False
 
     def __init__(
         self,
@@ -38,7 +35,7 @@ class ExecChannel:
         report: bytes | None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        self.description = name
+        super().__init__(name)
         self._socket = socket
         self._receiver = receiver
         self._explain = explain
@@ -52,69 +49,15 @@ class ExecChannel:
         self._tail = bytearray()
         self._frames = FrameReader(max_message_bytes)
         self._lengths = False
-        self._queue: deque[bytes] = deque()
-        self._queued_bytes = 0
-        self._source: Source | None = None
-        self._something_to_send = asyncio.Event()
-        self._drained = asyncio.Event()
-        self._drained.set()
-        self._may_read = asyncio.Event()
-        self._may_read.set()
-        self._closing = False
         self._writer = asyncio.create_task(self._write())
         self._reader = asyncio.create_task(self._read())
-
-    # --- Channel -----------------------------------------------------------------------------------------------
-
-    @property
-    def queued_bytes(self) -> int:
-        return self._queued_bytes
-
-    def send(self, message: bytes) -> None:
-        if self._closing:
-            return
-        frame = frame_length(message) if self._lengths else frame_line(message)
-        self._queue.append(frame)
-        self._queued_bytes += len(frame)
-        self._drained.clear()
-        self._something_to_send.set()
-
-    def set_source(self, source: Source | None) -> None:
-        self._source = source
-        self.wake()
-
-    def wake(self) -> None:
-        self._something_to_send.set()
 
     def use_lengths(self) -> None:
         self._lengths = True
         self._frames.use_lengths()
 
-    def hold_frame(self) -> None:
-        """No effect: there are no spool frames."""
-
-    def pass_descriptor(self, fd: int) -> None:
-        raise InvalidRequest(f"{self.description}: an exec of a cluster carries no descriptors")
-
-    def pause_reading(self) -> None:
-        self._may_read.clear()
-
-    def resume_reading(self) -> None:
-        self._may_read.set()
-
-    async def drain(self) -> None:
-        await self._drained.wait()
-        if self._queued_bytes:
-            raise ConnectionLost(f"{self.description}: the connection is closed")
-
-    def close(self) -> None:
-        if self._closing:
-            return
-        self._closing = True
-        self._source = None
-        # The writer sends the queue and the end of the input, at which the command exits; the reader reports that.
-        self._something_to_send.set()
-        self._may_read.set()
+    def _framed(self, message: bytes) -> bytes:
+        return frame_length(message) if self._lengths else frame_line(message)
 
     # --- the two tasks -----------------------------------------------------------------------------------------
 
@@ -168,25 +111,12 @@ class ExecChannel:
         del self._tail[:-STDERR_TAIL_BYTES]
 
     async def _write(self) -> None:
-        try:
-            while True:
-                if self._queue:
-                    data = self._next_control()
-                    await self._socket.send(data)
-                    self._queued_bytes -= len(data)
-                    if not self._queued_bytes:
-                        self._drained.set()
-                elif self._closing:
-                    await self._end()
-                    return
-                elif (frame := self._next_frame()) is not None:
-                    await self._socket.send(frame_length(frame) if self._lengths else frame_line(frame))
-                else:
-                    self._something_to_send.clear()
-                    await self._something_to_send.wait()
-        except ConnectionLost:
-            # The reader notices the same, with the reason.
-            return
+        # The reader gets the same error, with its reason.
+        with contextlib.suppress(ConnectionLost):
+            await super()._write()
+
+    async def _transmit(self, data: bytes) -> None:
+        await self._socket.send(data)
 
     def _next_control(self) -> bytes:
         if len(self._queue) == 1 or self._queued_bytes > JOINED_BYTES:
@@ -194,12 +124,6 @@ class ExecChannel:
         joined = b"".join(self._queue)
         self._queue.clear()
         return joined
-
-    def _next_frame(self) -> bytes | None:
-        frame = None if self._source is None else self._source.next_frame()
-        if isinstance(frame, SpoolFrame):
-            raise TypeError("an exec takes no spool frames")
-        return frame
 
     async def _end(self) -> None:
         """End the command by the end of its input; if it does not exit, its connection is closed."""
@@ -210,9 +134,7 @@ class ExecChannel:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def _lose(self) -> None:
-        closed_by_us, self._closing = self._closing, True
-        self._source = None
-        self._drained.set()
+        closed_by_us = self._lost()
         failure = self._failure()
         if not self.reported.done():
             self.reported.set_exception(failure)

@@ -25,7 +25,7 @@ from holdfast.service.client.endpoint import ServiceEndpoint
 from holdfast.session.v1 import session_pb2 as pb
 
 #: How long calls to an unreachable service are repeated: longer than a restart or a change of replicas.
-REACH_SECONDS: Final = 60.0
+CONNECT_SECONDS: Final = 60.0
 #: Between two attempts, doubling.
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0
@@ -72,7 +72,7 @@ Steps = Generator[Step, Any, _Result]
 class Retry:
     """The pauses between attempts to reach the service, from the last success on."""
 
-    def __init__(self, seconds: float = REACH_SECONDS) -> None:
+    def __init__(self, seconds: float = CONNECT_SECONDS) -> None:
         self._seconds = seconds
         self.succeeded()
 
@@ -96,7 +96,7 @@ class Retry:
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
 
 
-def retried(rpc: RpcCall, seconds: float = REACH_SECONDS) -> Steps[Any]:
+def retried(rpc: RpcCall, seconds: float = CONNECT_SECONDS) -> Steps[Any]:
     """Return the reply to a call, which is repeated while the service is unreachable, for up to `seconds`.
 
     Calls with an effect have a `request_id`, so a repeated one has its effect once.

@@ -135,7 +135,7 @@ class ConnectionGate:
             del self._by_address[connection.address]
 
 
-class Acceptor:
+class GateAcceptor:
     """Accepts connections of one listening socket that the gate admits, and gives each a protocol."""
 
     def __init__(

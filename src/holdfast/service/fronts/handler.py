@@ -81,9 +81,9 @@ class Handler(ViewHandler):
         return cast(Stream, getattr(self, _function_name(method)))
 
     async def create_session(self, caller: Caller, request: pb.CreateSessionRequest) -> pb.CreateSessionResponse:
-        asked = requests.create_request(request)
-        only_own(caller, asked.agent_id)
-        return replies.created(await self._api.create(caller, asked))
+        requested = requests.create_request(request)
+        only_own(caller, requested.agent_id)
+        return replies.created(await self._api.create(caller, requested))
 
     async def send_input(self, caller: Caller, request: pb.SendInputRequest) -> pb.SendInputResponse:
         taken = await self._api.send_input(
@@ -147,10 +147,10 @@ class Handler(ViewHandler):
                 yield replies.message(pb.SessionEvent, event)
 
     async def run_command(self, caller: Caller, request: pb.RunCommandRequest) -> pb.RunCommandResponse:
-        asked = requests.run_request(request)
-        if asked.create is not None:
-            only_own(caller, asked.create.agent_id)
-        return replies.ran(await self._api.run_command(caller, asked))
+        requested = requests.run_request(request)
+        if requested.create is not None:
+            only_own(caller, requested.create.agent_id)
+        return replies.ran(await self._api.run_command(caller, requested))
 
     async def list_audit(self, caller: Caller, request: pb.ListAuditRequest) -> pb.ListAuditResponse:
         which = requests.audit_filter(request)
@@ -168,10 +168,10 @@ class Handler(ViewHandler):
         return replies.approvals(await self._api.approvals(caller, session_id, ended=request.ended))
 
     async def create_preview(self, caller: Caller, request: pb.CreatePreviewRequest) -> pb.CreatePreviewResponse:
-        asked = requests.preview_request(request)
+        requested = requests.preview_request(request)
         if self._previews is None:
             raise NotNow("this service has no port for previews (setting listen_preview)", reason="PREVIEWS_OFF")
-        return replies.message(pb.CreatePreviewResponse, await self._previews.create_preview(caller, asked))
+        return replies.message(pb.CreatePreviewResponse, await self._previews.create_preview(caller, requested))
 
     async def answer_approval(self, caller: Caller, request: pb.AnswerApprovalRequest) -> pb.AnswerApprovalResponse:
         outcome = await self._api.answer_approval(

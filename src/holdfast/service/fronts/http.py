@@ -14,7 +14,6 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-import uvicorn
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 from starlette.applications import Starlette
@@ -32,7 +31,7 @@ from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.fronts.requests import KIB, MOST_INPUT
 from holdfast.service.fronts.status_details import message_of
 from holdfast.service.fronts.web_guard import WebGuard
-from holdfast.service.fronts.web_server import WebServer, WebSocketConnection
+from holdfast.service.fronts.web_server import WebServer
 from holdfast.service.fronts.web_socket import LARGEST_MESSAGE, WebSocketStreams
 from holdfast.service.problems import Problem
 from holdfast.service.types import ServiceStruct
@@ -91,7 +90,6 @@ class HttpFront:
         loopback = self._address.is_local and not self._address.is_unix
         self._app = WebGuard(app, settings.allowed_hosts, loopback=loopback)
         self._server: WebServer | None = None
-        self._serving: asyncio.Task[None] | None = None
         self._tls: ssl.SSLContext | None = None
         #: `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`.
         self.url = ""
@@ -102,34 +100,15 @@ class HttpFront:
         # Read before the bind: invalid files must not leave a bound port.
         self._tls = settings.tls.context() if settings.tls is not None else None
         listener = bind(address)
-        config = uvicorn.Config(
+        self._server = WebServer(
             self._app,
-            http="h11",
+            settings.connections,
+            self._tls,
+            keep_alive_seconds=settings.keep_alive_seconds,
             # The streams of browsers. Their client sends one short message.
-            ws=WebSocketConnection,
-            ws_max_size=LARGEST_MESSAGE,
-            ws_per_message_deflate=False,
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            # The service logs errors of calls itself; the rest is noise of broken clients.
-            log_level="critical",
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            # A header could forge the address that wrong tokens are counted by.
-            proxy_headers=False,
-            limit_concurrency=settings.connections.most,
-            timeout_keep_alive=settings.keep_alive_seconds,
+            largest_message=LARGEST_MESSAGE,
         )
-        self._server = WebServer(config, settings.connections, self._tls)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        up = asyncio.create_task(self._server.is_up.wait())
-        await asyncio.wait((self._serving, up), return_when=asyncio.FIRST_COMPLETED)
-        up.cancel()
-        if self._serving.done():
-            listener.close()
-            await self._serving
+        await self._server.open(listener)
         if address.is_unix:
             self.url = str(address)
         else:
@@ -140,14 +119,13 @@ class HttpFront:
     async def stop(self, grace: float = 5.0) -> None:
         """End streams and long polls with UNAVAILABLE; other calls have `grace` seconds to finish."""
         self._admission.stop()
-        if self._server is None or self._serving is None:
+        if self._server is None:
             return
         if self._address.is_unix:
             # While this server still listens, so the path cannot be that of the next service.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._address.path)
-        self._server.stop_within(grace)
-        await self._serving
+        await self._server.aclose(grace)
 
     def reload_tls(self) -> None:
         """Read the certificate and key again. Another client CA needs a restart."""

@@ -16,10 +16,11 @@ from typing import Any, Final
 import h11
 import uvicorn
 from msgspec.structs import replace
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from holdfast.service.fronts.connections import AcceptedConnection, Acceptor, ConnectionGate, ConnectionLimits
+from holdfast.service.fronts.connections import AcceptedConnection, ConnectionGate, ConnectionLimits, GateAcceptor
 
 #: Connections above the limit that get a 503, at a time.
 _REFUSABLE: Final = 16
@@ -29,14 +30,44 @@ _NO_ROOM: Final = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncon
 class WebServer(uvicorn.Server):
     """uvicorn without its signal handlers, its accept loop and its timer, which runs ten times a second."""
 
-    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: ConnectionLimits,
+        tls: ssl.SSLContext | None,
+        *,
+        keep_alive_seconds: int = 75,
+        largest_message: int | None = None,
+    ) -> None:
+        """`largest_message` is the largest message of a WebSocket, which is held in memory; None refuses them."""
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none" if largest_message is None else WebSocketConnection,
+            ws_max_size=largest_message or 0,
+            # A compressed message of some kilobytes could become one of megabytes.
+            ws_per_message_deflate=False,
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            # The application logs errors of calls itself; the rest is noise of broken clients.
+            log_level="critical",
+            # Paths may have tickets.
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            # A header could forge the address that wrong tokens are counted by.
+            proxy_headers=False,
+            limit_concurrency=limits.most,
+            timeout_keep_alive=keep_alive_seconds,
+        )
         super().__init__(config)
         self.is_up = asyncio.Event()
-        self._asked_to_stop = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         # Room for connections that get a 503.
         self.gate = ConnectionGate(replace(limits, most=limits.most + _REFUSABLE))
         self._tls = tls
-        self._acceptor: Acceptor | None = None
+        self._acceptor: GateAcceptor | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def open(self, listener: socket.socket) -> None:
@@ -61,7 +92,7 @@ class WebServer(uvicorn.Server):
 
     async def startup(self, sockets: Any = None) -> None:
         self.servers = []
-        self._acceptor = Acceptor(sockets[0], self.gate, self._protocol, self._tls)
+        self._acceptor = GateAcceptor(sockets[0], self.gate, self._protocol, self._tls)
         self._acceptor.start(self.config.backlog)
         self.started = True
         self.is_up.set()
@@ -75,12 +106,12 @@ class WebServer(uvicorn.Server):
         await super().shutdown(sockets=sockets)
 
     async def main_loop(self) -> None:
-        await self._asked_to_stop.wait()
+        await self._stop_requested.wait()
 
     def stop_within(self, grace: float) -> None:
         # The type is int, None would wait for ever, and the loop's timer accepts a float.
         self.config.timeout_graceful_shutdown = grace  # type: ignore[assignment]
-        self._asked_to_stop.set()
+        self._stop_requested.set()
 
 
 class _Connection(H11Protocol):

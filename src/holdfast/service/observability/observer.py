@@ -38,11 +38,11 @@ class ServiceCallObserver:
         self._metrics = metrics
         self._tracer = tracer
 
-    def begin(self, front: FrontName, method: str, headers: Mapping[str, str]) -> CallObservation:
-        return CallObservation(self._metrics, self._tracer, front, method, headers)
+    def begin(self, front: FrontName, method: str, headers: Mapping[str, str]) -> ObservedCall:
+        return ObservedCall(self._metrics, self._tracer, front, method, headers)
 
 
-class CallObservation:
+class ObservedCall:
     """One call, from its beginning to its end, in one task."""
 
     def __init__(

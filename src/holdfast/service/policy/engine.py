@@ -106,9 +106,9 @@ def resolve(
     )
 
 
-def _profile(rules: PolicyRules, agent_id: str, asked: str, operator: bool) -> Profile:
+def _profile(rules: PolicyRules, agent_id: str, requested: str, operator: bool) -> Profile:
     agent = rules.agent(agent_id)
-    name = asked or agent.profile
+    name = requested or agent.profile
     if name not in rules.profiles:
         raise Invalid(f"there is no profile {name!r}", reason="UNKNOWN_PROFILE", field="policy.profile")
     if not operator and name not in (agent.profile, *agent.profiles):
@@ -122,31 +122,31 @@ def _denied(profile: Profile, rule: str, reason: str) -> Denied:
     return refusal(Decision("deny", reason, f"profiles.{profile.name}.{rule}", profile.location(rule)))
 
 
-def _narrowed(profile: Profile, rule: str, limit: float, asked: float | None) -> float:
-    if asked is None:
+def _narrowed(profile: Profile, rule: str, limit: float, requested: float | None) -> float:
+    if requested is None:
         return limit
-    if not (math.isfinite(asked) and asked > 0):
-        raise Invalid(f"{rule}: {asked} is not a number of seconds above 0", reason="INVALID_LIMIT", field=rule)
-    if asked > limit:
-        raise _denied(profile, rule, f"{asked:g} s is more than the {limit:g} s that are allowed")
-    return asked
+    if not (math.isfinite(requested) and requested > 0):
+        raise Invalid(f"{rule}: {requested} is not a number of seconds above 0", reason="INVALID_LIMIT", field=rule)
+    if requested > limit:
+        raise _denied(profile, rule, f"{requested:g} s is more than the {limit:g} s that are allowed")
+    return requested
 
 
-def _network(profile: Profile, asked: Network | None) -> Network:
-    if asked is None:
+def _network(profile: Profile, requested: Network | None) -> Network:
+    if requested is None:
         return profile.network.mode
-    if asked not in _NETWORKS:
+    if requested not in _NETWORKS:
         expected = ", ".join(_NETWORKS)
         raise Invalid(
-            f"network {asked!r} is not one of {expected}", reason="INVALID_NETWORK", field="policy.network"
+            f"network {requested!r} is not one of {expected}", reason="INVALID_NETWORK", field="policy.network"
         )
-    if _NETWORKS.index(asked) > _NETWORKS.index(profile.network.mode):
-        raise _denied(profile, "network.mode", f"network {asked!r} is more than {profile.network.mode!r}")
-    return asked
+    if _NETWORKS.index(requested) > _NETWORKS.index(profile.network.mode):
+        raise _denied(profile, "network.mode", f"network {requested!r} is more than {profile.network.mode!r}")
+    return requested
 
 
-def _ports(profile: Profile, asked: tuple[str, ...]) -> tuple[str, ...]:
-    for index, ports in enumerate(asked):
+def _ports(profile: Profile, requested: tuple[str, ...]) -> tuple[str, ...]:
+    for index, ports in enumerate(requested):
         try:
             allowed = covers(profile.previews.ports, ports)
         except ValueError:
@@ -155,7 +155,7 @@ def _ports(profile: Profile, asked: tuple[str, ...]) -> tuple[str, ...]:
             ) from None
         if not allowed:
             raise _denied(profile, "previews.ports", f"a preview of port {ports} is not allowed")
-    return asked or profile.previews.ports
+    return requested or profile.previews.ports
 
 
 def decide_preview(profile: Profile, policy: SessionPolicy, port: int) -> Decision:
@@ -167,10 +167,10 @@ def decide_preview(profile: Profile, policy: SessionPolicy, port: int) -> Decisi
     return Decision("deny", f"a preview of port {port} is not allowed", key, location)
 
 
-def _resources(profile: Profile, asked: Resources) -> Resources:
+def _resources(profile: Profile, requested: Resources) -> Resources:
     made: dict[str, float | None] = {}
     for name in Resources.__struct_fields__:
-        limit, value = getattr(profile.resources, name), getattr(asked, name)
+        limit, value = getattr(profile.resources, name), getattr(requested, name)
         if value is not None and not (math.isfinite(value) and value > 0):
             raise Invalid(f"resources.{name}: {value} is not above 0", reason="INVALID_LIMIT", field=name)
         if None not in (limit, value) and value > limit:
@@ -190,14 +190,14 @@ def _programs(profile: Profile) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys([*named, *NEED_NO_RULE]))
 
 
-def _required(profile: Profile, asked: tuple[str, ...]) -> tuple[Guard, ...]:
-    for word in asked:
+def _required(profile: Profile, requested: tuple[str, ...]) -> tuple[Guard, ...]:
+    for word in requested:
         if word not in get_args(Guard):
             expected = ", ".join(get_args(Guard))
             raise Invalid(
                 f"require: {word!r} is not one of {expected}", reason="UNKNOWN_GUARD", field="policy.require"
             )
-    return tuple(dict.fromkeys([*profile.sandbox.require, *(cast(Guard, word) for word in asked)]))
+    return tuple(dict.fromkeys([*profile.sandbox.require, *(cast(Guard, word) for word in requested)]))
 
 
 def _directories(
@@ -244,19 +244,19 @@ def decide_cwd(profile: Profile, policy: SessionPolicy, cwd: str) -> Decision:
     return Decision("deny", f"{path} is outside of the allowed directories: {allowed}", rule, location)
 
 
-def decide_environment(profile: Profile, asked: Mapping[str, str]) -> EnvironmentDecision:
+def decide_environment(profile: Profile, requested: Mapping[str, str]) -> EnvironmentDecision:
     """Refuse variables that match `deny`, or nothing in `allow`. A literal name in `allow` takes precedence."""
     section = profile.environment
     refused: list[str] = []
     decision = Decision("allow", "no variable is refused", *_rule(profile, "environment.allow"))
-    for name, value in asked.items():
+    for name, value in requested.items():
         against = _against_variable(profile, name, value)
         if against is None:
             continue
         if not refused:
             decision = against
         refused.append(name)
-    environment = {**{name: value for name, value in asked.items() if name not in refused}, **section.set}
+    environment = {**{name: value for name, value in requested.items() if name not in refused}, **section.set}
     return EnvironmentDecision(decision, tuple(refused), environment)
 
 

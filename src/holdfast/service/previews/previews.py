@@ -13,7 +13,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from holdfast.client.ports.port_dial import dial_port
 from holdfast.client.ports.ports import parse_address
@@ -23,15 +23,17 @@ from holdfast.service.api import Preview, PreviewRequest
 from holdfast.service.clock import ClockTimer, WallClock
 from holdfast.service.policy.engine import decide_preview, refusal
 from holdfast.service.policy.profiles import PolicyRules
-from holdfast.service.previews.reach import why_unreachable
 from holdfast.service.previews.urls import PreviewUrls
 from holdfast.service.problems import Denied, Exhausted, Invalid, NotNow, Problem, Unavailable
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.sessions.following.events import audit_entry
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.types import AuditEntry, Caller, SessionRecord
 
 _log = logging.getLogger("holdfast.service.previews")
+
+#: Engines of the fleet whose sandboxes have a network namespace of their own.
+_ISOLATING: Final = ("bwrap", "docker", "podman")
 
 
 class PreviewSessions(Protocol):
@@ -78,7 +80,7 @@ class Previews:
         self,
         store: PreviewStore,
         sandboxes: SandboxTemplates,
-        pool: SandboxPool,
+        pool: SandboxConnections,
         rules: Callable[[], PolicyRules],
         clock: WallClock,
         settings: ServiceSettings,
@@ -261,3 +263,32 @@ def _is_open(record: SessionRecord) -> bool:
 def _hash(secret: str) -> bytes:
     # A lookup by the hash takes no time that depends on how much of the secret is right.
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+def why_unreachable(record: SessionRecord, template: Template | None) -> str:
+    """Return why a preview would reach another port than the session's; empty if it would not.
+
+    The server in a sandbox dials from its own network namespace. A session that is confined with another one is not
+    reachable there, and in a sandbox with the network of its machine, the port would be one of the machine.
+    `template` is that of the sandbox that was made for this session; None if the session has another one.
+    """
+    sandbox, network = record.sandbox, record.policy.network
+    engine = sandbox.partition(":")[0]
+    if template is None:
+        return (
+            f"sandbox {sandbox!r} was not made for this session, so its ports can be those of its machine or of "
+            "another session; previews need one of bwrap:new, docker:new, podman:new, or of a pool of these"
+        )
+    if engine not in _ISOLATING:
+        return f"sandboxes of engine {engine!r} have the network of their machine, and so would the preview"
+    if template.network == "host":
+        return 'the template has network = "host": the preview would reach ports of the machine'
+    if template.options.get("arguments"):
+        # Further options of `docker run` can select any network.
+        return "the template has options.arguments, which can select another network than the sandbox's own"
+    if network != "host":
+        return (
+            f"the session has a network of its own inside the sandbox (network.mode = {network!r}), which the "
+            'service does not reach; with "host" it has the network of the sandbox, which the template closes'
+        )
+    return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.service.clock import WallClock
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.sessions.following.events import NoticeHub
 from holdfast.service.sessions.ports import EmitMetric, Redact, SessionStore
 from holdfast.service.settings import ServiceSettings
@@ -14,7 +14,7 @@ class SessionContext(ServiceStruct, frozen=True):
     """Given to every part that creates, follows or closes sessions."""
 
     store: SessionStore
-    pool: SandboxPool
+    pool: SandboxConnections
     notices: NoticeHub
     clock: WallClock
     settings: ServiceSettings

@@ -31,7 +31,7 @@ from holdfast.service.clock import WallClock
 from holdfast.service.observability.tracing import NullTracer, Tracer
 from holdfast.service.problems import NotFound, NotNow, Problem
 from holdfast.service.sessions.approvals import ApprovalBroker
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.sessions.closing import SessionCloser
 from holdfast.service.sessions.context import SessionContext
 from holdfast.service.sessions.creation import SessionCreator
@@ -89,7 +89,7 @@ class SessionManager:
         *,
         store: SessionStore,
         rules: Rulebook,
-        pool: SandboxPool,
+        pool: SandboxConnections,
         plan: PlanEnforcement,
         prepare: Prepare = nothing_to_prepare,
         clock: WallClock,

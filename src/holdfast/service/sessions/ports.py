@@ -206,7 +206,7 @@ class MetricEvent(ServiceStruct, frozen=True):
 EmitMetric = Callable[[MetricEvent], None]
 
 
-def ignore_metric(told: MetricEvent) -> None:
+def ignore_metric(event: MetricEvent) -> None:
     """For a service without metrics."""
 
 

@@ -67,23 +67,23 @@ class Rulebook:
         check_made_sandbox(self.rules, self.profile(policy), made)
         return narrow_policy(policy, made.template)
 
-    def environment(self, policy: SessionPolicy, asked: dict[str, str]) -> dict[str, str]:
+    def environment(self, policy: SessionPolicy, requested: dict[str, str]) -> dict[str, str]:
         """Return the environment of a session; `Denied` for a refused variable."""
-        decided = decide_environment(self.profile(policy), asked)
+        decided = decide_environment(self.profile(policy), requested)
         if decided.refused:
             raise refusal(decided.decision)
         return decided.environment
 
-    def shell(self, policy: SessionPolicy, asked: str) -> str:
+    def shell(self, policy: SessionPolicy, requested: str) -> str:
         """Return the shell if it is allowed, else raise `Denied`. There is no approval without a session."""
-        decided = decide_shell(self.profile(policy), asked)
+        decided = decide_shell(self.profile(policy), requested)
         if not decided.allowed:
             raise refusal(decided)
-        return asked
+        return requested
 
-    def cwd(self, policy: SessionPolicy, asked: str) -> str:
+    def cwd(self, policy: SessionPolicy, requested: str) -> str:
         """Return the initial directory, by default the first allowed one. `Denied` for other directories."""
-        directory = asked or next(iter((*policy.writable, *policy.readable)), "")
+        directory = requested or next(iter((*policy.writable, *policy.readable)), "")
         if directory:
             decided = decide_cwd(self.profile(policy), policy, directory)
             if not decided.allowed:

@@ -10,7 +10,7 @@ from holdfast.errors import HoldfastError
 from holdfast.fleet.record import SandboxRef
 from holdfast.service.policy.profiles import PolicyRules
 from holdfast.service.sandboxes.session_sandboxes import SessionSandboxes
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.store import Store
 from holdfast.service.view_api import EngineState, FleetState, SandboxState
 
@@ -18,7 +18,9 @@ from holdfast.service.view_api import EngineState, FleetState, SandboxState
 LIST_SECONDS: Final = 10.0
 
 
-async def list_fleet(rules: PolicyRules, engines: SessionSandboxes, store: Store, pool: SandboxPool) -> FleetState:
+async def list_fleet(
+    rules: PolicyRules, engines: SessionSandboxes, store: Store, pool: SandboxConnections
+) -> FleetState:
     """Return the state of the fleet. An engine that does not respond has a problem, and the others are listed."""
     sessions = Counter(each.sandbox for each in await store.open_sessions())
     owners = {each.sandbox: each.session_id for each in await store.owned_sandboxes()}

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from holdfast.service.api import SessionApi
 from holdfast.service.positions import Position, read_token, write_token
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.types import Caller, SessionRecord
 from holdfast.service.view_api import RecordedEvent, RecordingPart
 from holdfast.types import TerminalEvent
 
 
 async def read_recording(
-    caller: Caller, record: SessionRecord, sessions: SessionApi, pool: SandboxPool, since: str, max_bytes: int
+    caller: Caller,
+    record: SessionRecord,
+    sessions: SessionApi,
+    pool: SandboxConnections,
+    since: str,
+    max_bytes: int,
 ) -> RecordingPart:
     """Return the part of the recording after a token."""
     if record.kind == "terminal":
@@ -31,7 +36,9 @@ async def read_recording(
     return RecordingPart(events, read.token, read.more, record.created_at, record.cols, record.rows)
 
 
-async def _of_terminal(record: SessionRecord, pool: SandboxPool, since: str, max_bytes: int) -> RecordingPart:
+async def _of_terminal(
+    record: SessionRecord, pool: SandboxConnections, since: str, max_bytes: int
+) -> RecordingPart:
     position = read_token(record.session_id, since)
     async with pool.use(record.sandbox) as api:
         status = await api.describe_terminal(record.session_id, look=False)

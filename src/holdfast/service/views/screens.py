@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from holdfast.client.screen.screen import Emulator, Screen, emulator, preload
 from holdfast.exec_api import ExecApi
 from holdfast.service.positions import Position
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.types import SessionRecord, State
 from holdfast.types import TerminalEvent, TerminalSize
 
@@ -108,7 +108,7 @@ class SharedScreen:
 class ScreenCache:
     """The screens of this replica."""
 
-    def __init__(self, pool: SandboxPool) -> None:
+    def __init__(self, pool: SandboxConnections) -> None:
         self._pool = pool
         self._screens: OrderedDict[str, SharedScreen] = OrderedDict()
         self._users: dict[str, int] = {}

@@ -12,7 +12,7 @@ from typing import Final
 
 from holdfast.service.positions import Position, read_token, write_token
 from holdfast.service.problems import BadToken, Invalid
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.types import SessionRecord
 from holdfast.service.view_api import TerminalFrame
 from holdfast.service.views.screens import ScreenCache
@@ -25,7 +25,7 @@ BEHIND_BYTES: Final = 512 * 1024
 
 
 async def terminal_frames(
-    record: SessionRecord, pool: SandboxPool, screens: ScreenCache, since: str, wait: float
+    record: SessionRecord, pool: SandboxConnections, screens: ScreenCache, since: str, wait: float
 ) -> AsyncIterator[TerminalFrame]:
     """Yield frames as fast as they are consumed, until the terminal is closed."""
     if record.kind != "terminal":
@@ -43,7 +43,7 @@ async def terminal_frames(
 
 
 class _TerminalStream:
-    def __init__(self, record: SessionRecord, pool: SandboxPool, screens: ScreenCache, wait: float) -> None:
+    def __init__(self, record: SessionRecord, pool: SandboxConnections, screens: ScreenCache, wait: float) -> None:
         self._record = record
         self._id = record.session_id
         self._pool = pool

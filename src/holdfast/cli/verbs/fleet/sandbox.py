@@ -90,12 +90,12 @@ def _row(ref: SandboxRef, use: Activity | None, now: float) -> list[str]:
 
 
 async def _uses(engines: Engines, refs: Sequence[SandboxRef]) -> list[Activity | None]:
-    places = asyncio.Semaphore(_USE_CONNECTIONS)
+    slots = asyncio.Semaphore(_USE_CONNECTIONS)
 
     async def use(ref: SandboxRef) -> Activity | None:
         if not ref.address.startswith("unix:"):
             return None
-        async with places:
+        async with slots:
             return await engines.fleet_of(ref).activity(ref, timeout=_USE_SECONDS)
 
     return list(await asyncio.gather(*map(use, refs)))

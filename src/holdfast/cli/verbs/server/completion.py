@@ -65,7 +65,7 @@ autoload -U +X bashcompinit && bashcompinit
 """
 
 
-class Completed(NamedTuple):
+class CompletionWords(NamedTuple):
     """The words that complete a verb or a sub-verb."""
 
     options: tuple[str, ...]
@@ -114,7 +114,7 @@ def _case(verb: str) -> str:
     return "\n".join([*lines, "            ;;"])
 
 
-def _assignments(found: Completed) -> str:
+def _assignments(found: CompletionWords) -> str:
     return f'options="{" ".join(found.options)}" kind="{found.kind}"'
 
 
@@ -143,7 +143,7 @@ def _fish() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _fish_lines(condition: str, found: Completed) -> list[str]:
+def _fish_lines(condition: str, found: CompletionWords) -> list[str]:
     start = f"complete -c holdfast -n '{condition}'"
     lines = [
         f"{start} -l {option[2:]}" if option.startswith("--") else f"{start} -s {option[1:]}"
@@ -158,17 +158,17 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def completed(verb: str) -> Completed:
+def completed(verb: str) -> CompletionWords:
     """Return the options and the kind of ids of a verb, from its definition."""
     module = importlib.import_module(f"holdfast.cli.verbs.{VERBS[verb].module}")
     if not VERBS[verb].plain:
         return _typed(module.command, verb)
     if hasattr(module, "parser"):
-        return Completed(tuple(sorted(module.parser()._option_string_actions)))
-    return Completed(tuple(sorted({"--help", *re.findall(r"--[a-z][a-z-]+", module.USAGE)})))
+        return CompletionWords(tuple(sorted(module.parser()._option_string_actions)))
+    return CompletionWords(tuple(sorted({"--help", *re.findall(r"--[a-z][a-z-]+", module.USAGE)})))
 
 
-def sub_verbs(verb: str) -> dict[str, Completed]:
+def sub_verbs(verb: str) -> dict[str, CompletionWords]:
     """Return the sub-verbs of a verb; empty if there are none."""
     if VERBS[verb].plain:
         return {}
@@ -176,11 +176,11 @@ def sub_verbs(verb: str) -> dict[str, Completed]:
     return {name: _typed(each, verb) for name, each in getattr(module, "SUB_VERBS", {}).items()}
 
 
-def _typed(function: Any, verb: str) -> Completed:
+def _typed(function: Any, verb: str) -> CompletionWords:
     app = typer.Typer(add_completion=False)
     app.command()(function)
     parameters = typer.main.get_command(app).params
     options = {name for each in parameters for name in [*each.opts, *each.secondary_opts] if name.startswith("-")}
     kinds = [_KINDS[each.name] for each in parameters if each.name in _KINDS and not each.opts[0].startswith("-")]
     kind = _EXCEPTIONS.get(verb, kinds[0]) if kinds else ""
-    return Completed(tuple(sorted(options | {"--help"})), kind)
+    return CompletionWords(tuple(sorted(options | {"--help"})), kind)

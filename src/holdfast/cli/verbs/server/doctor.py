@@ -23,7 +23,7 @@ from holdfast.cli.support.sandbox_option import JsonOption
 from holdfast.cli.support.text import amount, show_table
 from holdfast.config import ExecServerConfig
 from holdfast.errors import HoldfastError, ResourceExhausted
-from holdfast.runtime.output.spool import choose_place, room_in
+from holdfast.runtime.output.spool import choose_directory, room_in
 from holdfast.sandboxes.registry import KINDS
 from holdfast.types import Struct
 
@@ -153,7 +153,7 @@ def spool() -> Diagnosis:
         state: State = "ok" if os.access(chosen, os.W_OK) else "missing"
         return Diagnosis("spool", state, f"{chosen} (set)", "holds the output")
     try:
-        chosen = choose_place(ExecServerConfig().spool_minimum_bytes)
+        chosen = choose_directory(ExecServerConfig().spool_minimum_bytes)
     except ResourceExhausted as error:
         return Diagnosis("spool", "missing", str(error), "set spool_directory")
     room = f"{chosen}, {amount(room_in(chosen) or 0)} free"

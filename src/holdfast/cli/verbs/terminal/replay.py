@@ -143,7 +143,7 @@ def _of_session(store: str | None, source: str, input: bool) -> str:
 
 
 async def _terminal_recording(sandbox: str, terminal_id: str, input: bool) -> str:
-    from holdfast.client.sandbox import connect
+    from holdfast.client.opening import connect
 
     async with connect(sandbox) as box:
         terminal = await box.open_terminal(terminal_id)

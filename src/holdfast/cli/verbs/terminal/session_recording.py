@@ -77,7 +77,7 @@ def _events(found: pb.SessionMetadata, chunks: list[pb.OutputChunk]) -> Iterator
 
 async def from_store(url: str | None, session_id: str, *, input: bool) -> str:
     """Return the recording of a session's terminal, by the database; `NotFound` if that has no such session."""
-    from holdfast.client.sandbox import connect
+    from holdfast.client.opening import connect
     from holdfast.service.settings import load_settings
 
     with service_extra():

@@ -134,7 +134,7 @@ class Sandboxes:
                 records.PUBLIC: "" if public is None else str(public).lower(),
             },
         }
-        async with self._place():
+        async with self._creation_slot():
             if source is not None:
                 ref = await self.fork_of(source.id, fields)
             else:
@@ -151,7 +151,7 @@ class Sandboxes:
             raise
 
     @contextlib.asynccontextmanager
-    async def _place(self) -> Any:
+    async def _creation_slot(self) -> Any:
         """One of the places for sandboxes; the check and the count have no await between them."""
         if len(self._ends) + self._making >= self.settings.max_sandboxes:
             raise Problem(
@@ -269,7 +269,7 @@ class Sandboxes:
         ref = await self.get(id)
         labels = {name: value for name, value in ref.labels.items() if name != records.IDEMPOTENCY}
         lifetime = self._lifetime(timeout, records.pauses_at_end(ref))
-        async with self._place():
+        async with self._creation_slot():
             return self._note(await self.fork_of(id, {"labels": labels, "lifetime": lifetime}))
 
     async def snapshot(self, id: str, name: str | None) -> SandboxRef:
@@ -283,7 +283,7 @@ class Sandboxes:
 
     async def make_snapshot(self, id: str, name: str, fields: dict[str, Any]) -> SandboxRef:
         labels = {records.KIND: records.SNAPSHOT, records.NAMES: name, records.SOURCE: id}
-        async with self._place():
+        async with self._creation_slot():
             made = await self.fork_of(id, {"labels": labels, "lifetime": math.inf, **fields})
         try:
             await self.fleet.pause(made.id)

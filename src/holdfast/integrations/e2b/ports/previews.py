@@ -18,7 +18,7 @@ from holdfast.errors import InvalidParams, PortUnavailable
 from holdfast.integrations.e2b.envd.connect_protocol import body_pieces
 from holdfast.integrations.e2b.open_sandbox import OpenSandbox
 from holdfast.integrations.e2b.problems import Problem
-from holdfast.service.fronts import port_proxy
+from holdfast.service.fronts.previews import proxy as port_proxy
 
 #: Headers for this server alone.
 _OURS: Final = frozenset(
@@ -43,14 +43,14 @@ async def dial(opened: OpenSandbox, port: int) -> socket.socket:
     return await dial_port(api.connection, parse_address(port))
 
 
-def _upstream(opened: OpenSandbox, port: int, scope: Scope) -> port_proxy.Upstream:
+def _upstream(opened: OpenSandbox, port: int, scope: Scope) -> port_proxy.PortUpstream:
     client = scope.get("client")
     forwarded = (
         (b"x-forwarded-for", (client[0] if client else "").encode()),
         (b"x-forwarded-host", Headers(scope=scope).get("host", "").encode("latin-1")),
         (b"x-forwarded-proto", b"https" if scope["scheme"] in ("https", "wss") else b"http"),
     )
-    return port_proxy.Upstream(lambda: dial(opened, port), _OURS, forwarded)
+    return port_proxy.PortUpstream(lambda: dial(opened, port), _OURS, forwarded)
 
 
 async def proxy_http(

@@ -25,7 +25,7 @@ from holdfast.service.problems import (
 )
 from holdfast.types import EnvironmentInfo
 
-#: Connects to a sandbox: `holdfast.client.sandbox.open_exec`.
+#: Connects to a sandbox: `holdfast.client.opening.open_exec`.
 Connect = Callable[[str], Awaitable[ExecApi]]
 
 
@@ -42,7 +42,7 @@ class _PooledConnection:
         self.info: asyncio.Task[EnvironmentInfo] | None = None
 
 
-class SandboxPool:
+class SandboxConnections:
     """The connections of this replica."""
 
     def __init__(
@@ -183,7 +183,7 @@ class SandboxPool:
 class _Hold:
     """The context of `hold`; a class, because a generator costs more, and every call has several of these."""
 
-    def __init__(self, pool: SandboxPool, address: str) -> None:
+    def __init__(self, pool: SandboxConnections, address: str) -> None:
         self._pool = pool
         self._address = address
 

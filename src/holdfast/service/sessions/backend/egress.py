@@ -18,7 +18,7 @@ from holdfast.errors import HoldfastError, UnknownProcess
 from holdfast.exec_api import ExecApi
 from holdfast.service.clock import WallClock, sleep
 from holdfast.service.problems import Problem, Unavailable
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.sessions.ports import SessionStore, body_of, first_row
 from holdfast.service.types import AuditEntry, SessionPolicy, SessionRecord
 from holdfast.types import PYTHON_VARIABLES, EnvironmentInfo, EnvPolicy, OutputChunk, ProcessSpec
@@ -49,7 +49,7 @@ def is_wanted(policy: SessionPolicy, info: EnvironmentInfo) -> bool:
 class Egress:
     """The proxies that this replica has started or follows; a `ports.SessionWatcher`."""
 
-    def __init__(self, pool: SandboxPool, store: SessionStore, clock: WallClock) -> None:
+    def __init__(self, pool: SandboxConnections, store: SessionStore, clock: WallClock) -> None:
         self._pool = pool
         self._store = store
         self._clock = clock

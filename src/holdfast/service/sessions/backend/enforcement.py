@@ -155,7 +155,7 @@ def _closed(offered: _Features, mode: ConfinementMode) -> ConfinedNetwork:
 def _wanted(policy: SessionPolicy) -> tuple[Guard, ...]:
     """Return the guards of a policy: those that it requires, and those of its limits."""
     resources = policy.resources
-    asked: dict[Guard, bool] = {
+    requested: dict[Guard, bool] = {
         "filesystem": policy.sandbox_mode != "none",
         "network": policy.network != "host",
         "signals": policy.sandbox_mode != "none",
@@ -169,7 +169,7 @@ def _wanted(policy: SessionPolicy) -> tuple[Guard, ...]:
         # The service closes the session at the end of its lifetime.
         "wall_clock": True,
     }
-    return tuple(guard for guard, is_asked in asked.items() if is_asked or guard in policy.require)
+    return tuple(guard for guard, is_requested in requested.items() if is_requested or guard in policy.require)
 
 
 def _works(guard: Guard, policy: SessionPolicy, offered: _Features, confinement: Confinement) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from holdfast.errors import FileError, FileNotFound
 from holdfast.exec_api import FileApi
 from holdfast.service.problems import Denied, NotNow
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.sessions.backend.egress import Egress, is_wanted
 from holdfast.service.sessions.backend.enforcement import EnforcementPlan, needs_user, plan
 from holdfast.service.types import SessionRecord
@@ -24,7 +24,7 @@ class Preparation:
 
     def __init__(
         self,
-        pool: SandboxPool,
+        pool: SandboxConnections,
         egress: Egress,
         session_uid: Callable[[str], Awaitable[int]],
         hidden: tuple[str, ...] = (),

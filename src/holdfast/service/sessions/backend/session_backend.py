@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from holdfast.service.api import Control, OutputRead
 from holdfast.service.observability.tracing import ShellWork, Tracer
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.sessions.backend.enforcement import EnforcementPlan
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.types import CloseMode, ServiceStruct, SessionRecord, State
@@ -68,7 +68,9 @@ class CommandOutcome(ServiceStruct, frozen=True):
 class SessionBackend(ABC):
     """Operations on one session of either kind. Errors are `Problem`s."""
 
-    def __init__(self, record: SessionRecord, pool: SandboxPool, settings: ServiceSettings, tracer: Tracer) -> None:
+    def __init__(
+        self, record: SessionRecord, pool: SandboxConnections, settings: ServiceSettings, tracer: Tracer
+    ) -> None:
         self.session_id = record.session_id
         self.tracer = tracer
         self._record = record

@@ -20,7 +20,7 @@ from holdfast.service.api import Chunk, Control, OutputRead
 from holdfast.service.observability.tracing import Tracer
 from holdfast.service.positions import FINISHED, Position, read_token, write_token
 from holdfast.service.problems import BadToken, Bug, Invalid, NotNow
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.sessions.backend.enforcement import EnforcementPlan
 from holdfast.service.sessions.backend.output import OutputSlice, command_chunks, lost_chunk
 from holdfast.service.sessions.backend.session_backend import (
@@ -43,7 +43,7 @@ class ShellBackend(SessionBackend):
     def __init__(
         self,
         record: SessionRecord,
-        pool: SandboxPool,
+        pool: SandboxConnections,
         settings: ServiceSettings,
         tracer: Tracer,
         commands: CommandLog,

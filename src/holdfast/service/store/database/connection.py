@@ -27,7 +27,7 @@ class StoreConnection(Protocol):
 Work = Callable[[StoreConnection], Awaitable[T]]
 
 
-class Engine(Protocol):
+class DatabaseEngine(Protocol):
     """Runs work, each in a transaction of its own."""
 
     async def write(self, work: Work[T]) -> T: ...

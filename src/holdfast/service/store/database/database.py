@@ -19,7 +19,7 @@ from sqlalchemy.types import Double
 
 from holdfast.service.clock import SystemClock, WallClock
 from holdfast.service.problems import Invalid, Problem, Unavailable
-from holdfast.service.store.database.connection import Engine, StoreConnection, Work
+from holdfast.service.store.database.connection import DatabaseEngine, StoreConnection, Work
 from holdfast.service.store.database.postgres import PostgresEngine
 from holdfast.service.store.database.sqlite import SqliteEngine
 
@@ -39,7 +39,7 @@ _log = logging.getLogger("holdfast.service.store")
 class Database:
     """An open database."""
 
-    def __init__(self, url: URL, engine: Engine, clock: WallClock) -> None:
+    def __init__(self, url: URL, engine: DatabaseEngine, clock: WallClock) -> None:
         self.url = url
         self.clock = clock
         self._engine = engine
@@ -53,7 +53,7 @@ class Database:
     async def open(cls, url: str, *, clock: WallClock | None = None, create: bool = True) -> Database:
         parsed = parse_url(url)
         if parsed.get_backend_name() == "sqlite":
-            engine: Engine = SqliteEngine(parsed, create=create)
+            engine: DatabaseEngine = SqliteEngine(parsed, create=create)
         else:
             engine = PostgresEngine(parsed)
         database = cls(parsed, engine, clock or SystemClock())
@@ -72,7 +72,7 @@ class Database:
         await self.read(_answer, tries=1)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Address of the database for messages, without a password."""
         return self.url.set(drivername=self.url.get_backend_name()).render_as_string(hide_password=True)
 
@@ -130,7 +130,7 @@ class Database:
     def _problem(self, error: Exception) -> Problem:
         if isinstance(error, DataError) or _code(error).startswith("22"):
             return Invalid(f"the database rejects this value: {_first_line(error)}", reason="STORE_VALUE")
-        detail = f"the database {self.place} cannot be used: {_first_line(error)}"
+        detail = f"the database {self.location} cannot be used: {_first_line(error)}"
         if not self.is_serving:
             return Unavailable(detail, reason="STORE_UNAVAILABLE", retry_after=1.0)
         error_id = secrets.token_hex(8)

@@ -11,7 +11,7 @@ from typing import Literal
 from holdfast.service.clock import WallClock
 from holdfast.service.monitor.monitor import ORPHANED, MonitorEvent
 from holdfast.service.monitor.thresholds import Escalation
-from holdfast.service.sessions.backend.connections import SandboxPool
+from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.sessions.following.events import event_entry
 from holdfast.service.sessions.ports import SessionStore
 from holdfast.service.types import SERVICE_STREAM, AuditEntry, ResourceUsage, SessionRecord
@@ -22,9 +22,11 @@ EnforceLimit = Callable[[SessionRecord, Literal["terminate", "close"]], Awaitabl
 
 
 class MonitorGateway:
-    """`monitor.Outside`."""
+    """`MonitorBackend` for the sessions of one replica."""
 
-    def __init__(self, pool: SandboxPool, store: SessionStore, clock: WallClock, enforce: EnforceLimit) -> None:
+    def __init__(
+        self, pool: SandboxConnections, store: SessionStore, clock: WallClock, enforce: EnforceLimit
+    ) -> None:
         self._pool = pool
         self._store = store
         self._clock = clock

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Final
 from urllib.parse import unquote
 
-import uvicorn
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -22,8 +21,7 @@ from holdfast.errors import HoldfastError, PortUnavailable
 from holdfast.service.clock import WallClock
 from holdfast.service.fronts.connections import ConnectionLimits
 from holdfast.service.fronts.listening import TlsFiles, bind, check_address, parse_address
-from holdfast.service.fronts.port_proxy import PortFailed, Upstream, proxy_http, proxy_websocket
-from holdfast.service.fronts.preview_headers import (
+from holdfast.service.fronts.previews.headers import (
     FOR_US,
     SAFE_METHODS,
     cookies,
@@ -32,7 +30,8 @@ from holdfast.service.fronts.preview_headers import (
     response_headers,
     set_cookie,
 )
-from holdfast.service.fronts.web_server import WebServer, WebSocketConnection
+from holdfast.service.fronts.previews.proxy import PortFailed, PortUpstream, proxy_http, proxy_websocket
+from holdfast.service.fronts.web_server import WebServer
 from holdfast.service.previews.previews import OpenPreview, Previews
 from holdfast.service.previews.urls import PREFIX, TICKET, PreviewUrls, split_path
 from holdfast.service.problems import Invalid, NotNow
@@ -191,7 +190,7 @@ class PreviewApplication:
             "headers": request_headers(target.headers.raw, shared=shared),
         }
         async with self._previews.channel(opened) as dial:
-            upstream = Upstream(
+            upstream = PortUpstream(
                 dial,
                 FOR_US,
                 tuple(added),
@@ -270,26 +269,7 @@ class PreviewFront:
         # Browsers resolve every name below `localhost` to this machine.
         self.url = settings.preview_url or f"{scheme}://localhost:{listener.getsockname()[1]}"
         self._previews.urls = PreviewUrls(self.url)
-        config = uvicorn.Config(
-            self._app,
-            http="h11",
-            ws=WebSocketConnection,
-            ws_max_size=settings.preview_message_bytes,
-            # A compressed message of some kilobytes could become one of megabytes.
-            ws_per_message_deflate=False,
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            log_level="critical",
-            # Paths have tickets.
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            limit_concurrency=limits.most,
-            timeout_keep_alive=75,
-        )
-        self._server = WebServer(config, limits, self._tls)
+        self._server = WebServer(self._app, limits, self._tls, largest_message=settings.preview_message_bytes)
         await self._server.open(listener)
 
     async def stop(self, grace: float = 5.0) -> None:

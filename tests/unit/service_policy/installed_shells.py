@@ -51,8 +51,8 @@ class Machine:
             executable=shutil.which("bash"),
         ) as process:
             os.close(writing)
-            with os.fdopen(reading) as told:
-                names = set(told.read().split())
+            with os.fdopen(reading) as reported:
+                names = set(reported.read().split())
             process.wait()
         return names
 
@@ -78,16 +78,16 @@ class Machine:
             try:
                 self._until(master, reading, b"READY>")
                 os.write(master, keys + b"\x04" * 8)
-                told = self._until(master, reading, None)
+                reported = self._until(master, reading, None)
             finally:
                 process.kill()
                 os.close(master)
                 os.close(reading)
-        return set(told.decode().split())
+        return set(reported.decode().split())
 
     def _until(self, master: int, reading: int, text: bytes | None) -> bytes:
         """The reports of the programs until the terminal shows the text, or until the last of them has ended."""
-        told, shown, open_fds = b"", b"", [master, reading]
+        reported, shown, open_fds = b"", b"", [master, reading]
         while reading in open_fds and (text is None or text not in shown):
             ready = select.select(open_fds, [], [], PATIENCE)[0]
             assert ready, f"nothing more came after {shown!r}"
@@ -98,7 +98,7 @@ class Machine:
                 if not data:
                     open_fds.remove(fd)
                 elif fd == reading:
-                    told += data
+                    reported += data
                 else:
                     shown += data
-        return told
+        return reported

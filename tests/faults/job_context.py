@@ -27,7 +27,7 @@ BLOB_BYTES: Final = 4 * 1024 * 1024
 PRELUDE: Final = 'o() { dd if="$0" iflag=skip_bytes,count_bytes skip=$1 count=$2 bs=64k status=none; }; '
 
 
-class Place:
+class JobContext:
     """Where one job runs: its random numbers, its way to the server, and what has happened around it."""
 
     def __init__(
@@ -91,46 +91,46 @@ class Place:
 
 
 @contextlib.asynccontextmanager
-async def started(place: Place, process: Process) -> AsyncIterator[Process]:
+async def started(context: JobContext, process: Process) -> AsyncIterator[Process]:
     """A process that is forgotten at the end, whatever became of the job."""
     try:
         yield process
     finally:
-        await patiently(place, lambda: process.terminate(force=True))
-        await patiently(place, process.forget)
+        await patiently(context, lambda: process.terminate(force=True))
+        await patiently(context, process.forget)
 
 
-async def patiently(place: Place, do: Callable[[], Awaitable[object]]) -> None:
+async def patiently(context: JobContext, do: Callable[[], Awaitable[object]]) -> None:
     """Clean up; again for as long as something is scarce."""
     while True:
         try:
             await do()
             return
         except ResourceExhausted:
-            if not place.scarce:
+            if not context.scarce:
                 raise
             await asyncio.sleep(0.1)
 
 
-async def follow(place: Place, process: Process, expected: dict[str, bytes], status: ExitStatus) -> None:
+async def follow(context: JobContext, process: Process, expected: dict[str, bytes], status: ExitStatus) -> None:
     """Read it to its end, as it comes."""
-    following = Following(place.name, expected, status)
+    following = Following(context.name, expected, status)
     async for event in process.events():
         following.take(event)
     following.over()
-    place.count(following)
+    context.count(following)
 
 
 @contextlib.contextmanager
-def told_unless_scarce(place: Place) -> Iterator[None]:
+def reported_unless_scarce(context: JobContext) -> Iterator[None]:
     """A line that was lost for want of room comes with the next one: a waiter for it may wait for ever."""
     try:
         yield
     except TimeoutError:
-        if not place.scarce:
+        if not context.scarce:
             raise
-        place.gave_up = True
-        place.lost += 1
+        context.gave_up = True
+        context.lost += 1
 
 
 @contextlib.asynccontextmanager

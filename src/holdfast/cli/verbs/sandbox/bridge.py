@@ -26,7 +26,8 @@ from holdfast.cli.support.own_terminal import terminal_size
 from holdfast.cli.support.sandbox_option import LOCAL, SandboxOption, is_this_machine
 from holdfast.cli.support.text import complain
 from holdfast.cli.support.typed_verb import run_async
-from holdfast.client.sandbox import Sandbox, connect
+from holdfast.client.opening import connect
+from holdfast.client.sandbox import Sandbox
 from holdfast.errors import InvalidParams
 from holdfast.types import EnvPolicy, ProcessSpec, TerminalSize
 

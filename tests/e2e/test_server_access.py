@@ -89,11 +89,11 @@ async def test_a_stranger_who_got_past_the_permissions_is_refused_by_uid(server:
     os.chmod(server.directory, 0o711)
     os.chmod(server.socket, 0o666)
     try:
-        said = stranger(server.socket)
+        result = stranger(server.socket)
     finally:
         os.chmod(server.directory, 0o700)
         os.chmod(server.socket, 0o600)
-    assert said in ("answer b''", "BrokenPipeError", "ConnectionResetError")
+    assert result in ("answer b''", "BrokenPipeError", "ConnectionResetError")
     async with conversation(server.address("unix")) as talk:
         assert (await talk.initialize())["sessionId"]
     # The server logs a refusal before it accepts the next connection.
@@ -102,26 +102,26 @@ async def test_a_stranger_who_got_past_the_permissions_is_refused_by_uid(server:
 
 @needs_root
 def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
-    place = tmp_path / "theirs"
-    place.mkdir(mode=0o700)
-    os.chown(place, NOBODY, NOBODY)
-    said = serve_refused("--listen", f"unix:{place}/s")
-    assert str(place) in said
-    assert str(NOBODY) in said
+    location = tmp_path / "theirs"
+    location.mkdir(mode=0o700)
+    os.chown(location, NOBODY, NOBODY)
+    result = serve_refused("--listen", f"unix:{location}/s")
+    assert str(location) in result
+    assert str(NOBODY) in result
 
 
 def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
-    place = tmp_path / "open"
-    place.mkdir()
-    place.chmod(0o777)
-    said = serve_refused("--listen", f"unix:{place}/s")
-    assert str(place) in said
-    assert "0777" in said
+    location = tmp_path / "open"
+    location.mkdir()
+    location.chmod(0o777)
+    result = serve_refused("--listen", f"unix:{location}/s")
+    assert str(location) in result
+    assert "0777" in result
 
 
 def test_a_place_that_is_taken_is_left_alone(server: RunningServer, tmp_path: Path) -> None:
-    said = serve_refused("--listen", server.address("unix"))
-    assert "already listens" in said
+    result = serve_refused("--listen", server.address("unix"))
+    assert "already listens" in result
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(server.socket)
     (tmp_path / "file").write_text("mine")
@@ -195,9 +195,9 @@ async def test_a_browser_is_refused_even_with_the_token(guarded: RunningServer) 
 
 
 async def test_without_a_token_loopback_wants_no_auth_said() -> None:
-    said = serve_refused("--listen", "ws://127.0.0.1:0")
-    assert "token" in said
-    assert "--no-auth" in said
+    result = serve_refused("--listen", "ws://127.0.0.1:0")
+    assert "token" in result
+    assert "--no-auth" in result
     with running_server(["ws"]) as server:
         assert await status_of(server.address("ws")) is None
         assert await status_of(server.address("ws"), Origin="http://localhost") == http.HTTPStatus.FORBIDDEN

@@ -9,13 +9,13 @@ import pytest
 
 from holdfast import errors
 from holdfast.service.problems import Exhausted, Invalid, NotNow, Problem, TooLate, Unavailable
-from holdfast.service.sessions.backend.connections import SandboxPool, is_gone, problem_of
+from holdfast.service.sessions.backend.connections import SandboxConnections, is_gone, problem_of
 from holdfast.testing import FakeClock, FakeExec
 from holdfast.testing.clock import settle
 from tests.service.fakes import Uncloseable
 
 
-class Places:
+class FakeServers:
     """Counts the connections that were made."""
 
     def __init__(self) -> None:
@@ -35,23 +35,23 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-async def use(pool: SandboxPool, address: str) -> None:
+async def use(pool: SandboxConnections, address: str) -> None:
     async with pool.use(address) as api:
         await api.info()
 
 
 async def test_users_of_one_address_share_one_connection(clock: FakeClock) -> None:
-    places = Places()
-    pool = SandboxPool(places.connect, clock)
+    servers = FakeServers()
+    pool = SandboxConnections(servers.connect, clock)
     await asyncio.gather(*(use(pool, "a") for _ in range(10)), use(pool, "b"))
-    assert sorted(address for address, _ in places.made) == ["a", "b"]
+    assert sorted(address for address, _ in servers.made) == ["a", "b"]
     await pool.aclose()
-    assert all(api.closed for _, api in places.made)
+    assert all(api.closed for _, api in servers.made)
 
 
 async def test_a_connection_that_nobody_uses_is_closed_after_a_while(clock: FakeClock) -> None:
-    places = Places()
-    pool = SandboxPool(places.connect, clock, idle_seconds=300)
+    servers = FakeServers()
+    pool = SandboxConnections(servers.connect, clock, idle_seconds=300)
     await use(pool, "a")
     async with pool.hold("b"):
         await clock.advance(299)
@@ -59,14 +59,14 @@ async def test_a_connection_that_nobody_uses_is_closed_after_a_while(clock: Fake
         await clock.advance(301)
         assert list(pool.addresses) == ["b"]
     await settle()
-    assert [api.closed for _, api in places.made] == [True, False]
+    assert [api.closed for _, api in servers.made] == [True, False]
     await use(pool, "a")
-    assert len(places.made) == 3
+    assert len(servers.made) == 3
     await pool.aclose()
 
 
 async def test_what_runs_in_this_process_is_not_closed_for_being_unused(clock: FakeClock) -> None:
-    pool = SandboxPool(Places().connect, clock, idle_seconds=10)
+    pool = SandboxConnections(FakeServers().connect, clock, idle_seconds=10)
     await use(pool, "inprocess")
     await clock.advance(100)
     assert pool.addresses == ("inprocess",)
@@ -74,8 +74,8 @@ async def test_what_runs_in_this_process_is_not_closed_for_being_unused(clock: F
 
 
 async def test_the_number_of_connections_is_bounded_and_unused_ones_make_room(clock: FakeClock) -> None:
-    places = Places()
-    pool = SandboxPool(places.connect, clock, limit=2)
+    servers = FakeServers()
+    pool = SandboxConnections(servers.connect, clock, limit=2)
     async with pool.hold("a"), pool.hold("b"):
         with pytest.raises(Exhausted) as refused:
             await use(pool, "c")
@@ -86,25 +86,25 @@ async def test_the_number_of_connections_is_bounded_and_unused_ones_make_room(cl
 
 
 async def test_a_connection_that_failed_for_good_is_replaced(clock: FakeClock) -> None:
-    places = Places()
-    pool = SandboxPool(places.connect, clock)
+    servers = FakeServers()
+    pool = SandboxConnections(servers.connect, clock)
     with pytest.raises(Unavailable) as refused:
         async with pool.use("a"):
             raise errors.ConnectionLost("it did not come back")
     assert (refused.value.reason, refused.value.retry_after) == ("SANDBOX_UNREACHABLE", 1.0)
     await use(pool, "a")
-    assert [api.closed for _, api in places.made] == [True, False]
+    assert [api.closed for _, api in servers.made] == [True, False]
     await pool.aclose()
 
 
 async def test_a_sandbox_that_cannot_be_opened_is_tried_again_by_the_next_caller(clock: FakeClock) -> None:
-    places = Places()
-    pool = SandboxPool(places.connect, clock)
-    places.failure = errors.SandboxGone("no such container")
+    servers = FakeServers()
+    pool = SandboxConnections(servers.connect, clock)
+    servers.failure = errors.SandboxGone("no such container")
     with pytest.raises(Unavailable) as refused:
         await use(pool, "a")
     assert refused.value.reason == "SANDBOX_GONE"
-    places.failure = None
+    servers.failure = None
     await use(pool, "a")
     await pool.aclose()
 
@@ -118,7 +118,7 @@ async def test_a_caller_that_gives_up_does_not_take_the_connection_from_others(c
         await opened.wait()
         return Uncloseable(FakeExec())
 
-    pool = SandboxPool(connect, clock)
+    pool = SandboxConnections(connect, clock)
     one, two = asyncio.ensure_future(use(pool, "a")), asyncio.ensure_future(use(pool, "a"))
     await settle()
     one.cancel()
@@ -130,12 +130,12 @@ async def test_a_caller_that_gives_up_does_not_take_the_connection_from_others(c
 
 
 async def test_what_a_sandbox_is_is_asked_once_a_connection(clock: FakeClock) -> None:
-    asked = 0
+    requested = 0
 
     class Asked(FakeExec):
         async def info(self) -> Any:
-            nonlocal asked
-            asked += 1
+            nonlocal requested
+            requested += 1
             return await super().info()
 
     fake = Asked()
@@ -143,10 +143,10 @@ async def test_what_a_sandbox_is_is_asked_once_a_connection(clock: FakeClock) ->
     async def connect(address: str) -> Any:
         return Uncloseable(fake)
 
-    pool = SandboxPool(connect, clock)
+    pool = SandboxConnections(connect, clock)
     await asyncio.gather(*(pool.info("a") for _ in range(5)))
     await pool.info("a")
-    assert asked == 1
+    assert requested == 1
     await pool.aclose()
 
 

@@ -107,12 +107,12 @@ def command(
     with needs_extra("mcp"):
         from holdfast.integrations.mcp.approvals import Approvals
         from holdfast.integrations.mcp.server import SandboxServer
-        from holdfast.integrations.mcp.sources import ExistingSandbox, MadeSandbox, SandboxSource
+        from holdfast.integrations.mcp.sources import ExistingSandbox, FleetSource, SandboxSource
 
     # Before the SDK installs a handler of its own. Stdout carries the protocol.
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     source: SandboxSource = (
-        ExistingSandbox(sandbox or LOCAL, workdir) if create is None else MadeSandbox(create, **fields)
+        ExistingSandbox(sandbox or LOCAL, workdir) if create is None else FleetSource(create, **fields)
     )
     server = SandboxServer(source, Approvals.of_file(approve) if approve is not None else None, eager=http is None)
     if http is None:

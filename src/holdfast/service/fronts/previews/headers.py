@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
-from holdfast.service.fronts.port_proxy import HeaderList
+from holdfast.service.fronts.previews.proxy import HeaderList
 
 COOKIE: Final = "holdfast_preview"
 SAFE_METHODS: Final = ("GET", "HEAD")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.process.gauntlet.case import ALIVE, ALL, SH, Case, Step, case, like
 
-PLACES: tuple[Case, ...] = (
+DIRECTORIES: tuple[Case, ...] = (
     case(
         "a directory for one command",
         Step("mkdir d"),

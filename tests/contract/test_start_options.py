@@ -26,11 +26,11 @@ async def environment(box: Sandbox, **options: object) -> dict[str, str]:
 
 
 async def test_the_directory_is_a_path_or_a_uri(box: Sandbox, tmp_path: Path) -> None:
-    place = tmp_path / "with space"
-    place.mkdir()
-    for cwd in (str(place), place.as_uri()):
+    location = tmp_path / "with space"
+    location.mkdir()
+    for cwd in (str(location), location.as_uri()):
         process = await box.start(["pwd"], cwd=cwd)
-        assert (await printed(process)).decode() == f"{place}\n"
+        assert (await printed(process)).decode() == f"{location}\n"
     with pytest.raises(CwdNotFound, match="/no/such/place"):
         await box.start(["pwd"], cwd="/no/such/place")
 

@@ -61,7 +61,7 @@ def _same(headers: HeaderList) -> HeaderList:
     return headers
 
 
-class Upstream(msgspec.Struct, frozen=True):
+class PortUpstream(msgspec.Struct, frozen=True):
     """The way to a port of a sandbox, and the headers that change on it."""
 
     dial: Callable[[], Awaitable[socket.socket]]
@@ -87,7 +87,7 @@ def _path(scope: Scope) -> bytes:
 
 
 async def proxy_http(
-    upstream: Upstream, scope: Scope, receive: Receive, send: Send, body: AsyncIterator[bytes]
+    upstream: PortUpstream, scope: Scope, receive: Receive, send: Send, body: AsyncIterator[bytes]
 ) -> None:
     """Answer a request by the server in the sandbox; `body` yields the request's body from `receive`."""
     reader, writer = await asyncio.open_connection(sock=await upstream.dial())
@@ -133,7 +133,7 @@ class _Response:
 
     def __init__(
         self,
-        upstream: Upstream,
+        upstream: PortUpstream,
         http: h11.Connection,
         reader: asyncio.StreamReader,
         receive: Receive,
@@ -208,7 +208,7 @@ class _Response:
             raise error
 
 
-async def proxy_websocket(upstream: Upstream, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
+async def proxy_websocket(upstream: PortUpstream, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
     """Connect a WebSocket of a client with the server in the sandbox; `limit` bounds a message."""
     await receive()  # websocket.connect
     headers = [

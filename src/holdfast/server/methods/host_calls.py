@@ -20,7 +20,7 @@ from holdfast.errors import (
     UnknownService,
     error_from_wire,
 )
-from holdfast.server.host_call_state import REPLY_BYTES, HostCall, HostCallReply, HostOffer
+from holdfast.server.methods.host_call_state import REPLY_BYTES, HostCall, HostCallReply, HostOffer
 from holdfast.wire import messages as m
 from holdfast.wire.host_call_keys import check_call_id, check_instance, check_name, instance_of
 

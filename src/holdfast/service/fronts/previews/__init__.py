@@ -1,0 +1,1 @@
+"""The port for previews of servers in sandboxes."""
