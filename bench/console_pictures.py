@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from playwright.async_api import Browser, async_playwright
 
-from tests.service.running_service import Place, RunningService, new_place, running_service
+from tests.service.running_service import RunningService, ServiceHome, new_home, running_service
 
 RULES: Final = """
 [profiles.default.commands]
@@ -50,7 +50,7 @@ class Scene:
 
     def __init__(self, service: RunningService) -> None:
         self.service = service
-        self.tokens = {name: _new_agent(service.place, name) for name in ("builder", "reviewer", "tester")}
+        self.tokens = {name: _new_agent(service.home, name) for name in ("builder", "reviewer", "tester")}
         self.calls: list[threading.Thread] = []
 
     def open(self, agent: str, kind: str = "TERMINAL", **labels: str) -> str:
@@ -117,8 +117,8 @@ def _write_rules(path: str) -> None:
         file.write(f'workspaces = "{WORKSPACES}"\n{RULES}')
 
 
-def _new_agent(place: Place, name: str) -> str:
-    return place.holdfast("service", "agent", "add", name).stdout.strip()
+def _new_agent(home: ServiceHome, name: str) -> str:
+    return home.holdfast("service", "agent", "add", name).stdout.strip()
 
 
 async def take(browser: Browser, service: RunningService, path: str, picture: tuple[Any, ...], file: str) -> None:
@@ -139,10 +139,10 @@ async def take(browser: Browser, service: RunningService, path: str, picture: tu
 
 async def pictures(directory: str, every: bool) -> None:
     os.makedirs(directory, exist_ok=True)
-    with new_place() as place:
-        rules = os.path.join(place.directory, "rules.toml")
+    with new_home() as home:
+        rules = os.path.join(home.directory, "rules.toml")
         await asyncio.to_thread(_write_rules, rules)
-        with running_service(place, "--rules", rules, HOLDFAST_SERVICE_MONITOR_INTERVAL="1") as service:
+        with running_service(home, "--rules", rules, HOLDFAST_SERVICE_MONITOR_INTERVAL="1") as service:
             scene = Scene(service)
             paths = await asyncio.to_thread(scene.play)
             everything = [(n, w, h, c) for c in ("light", "dark") for w, h in SIZES for n in paths]

@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.fleet.directories import DIRECTORY_VARIABLE
 from holdfast.fleet.fleet import Fleet
-from tests.service.running_service import new_place, running_service
+from tests.service.running_service import new_home, running_service
 from tests.support.servers import running_server
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -136,7 +136,7 @@ async def test_the_dev_server_is_reachable_and_leaves_nothing(tmp_path: Path) ->
 
 
 async def test_an_approval_is_answered() -> None:
-    with new_place() as location:
+    with new_home() as location:
         rules = Path(location.directory) / "rules.toml"
         # The rules of the example itself.
         text = (EXAMPLES / "approval.py").read_text()

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from holdfast.console.application import CONTENT_SECURITY_POLICY
-from tests.service.running_service import API, PATIENCE_SECONDS, RunningService, new_place, running_service
+from tests.service.running_service import API, PATIENCE_SECONDS, RunningService, new_home, running_service
 from tests.support.parts import needs
 
 STATIC = Path(str(files("holdfast.console"))) / "static"
@@ -50,7 +50,7 @@ def node(driver: str, *arguments: str, given: Any = None) -> str:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     rules = tmp_path_factory.mktemp("console") / "rules.toml"
     rules.write_text(RULES)
-    with new_place() as place, running_service(place, "--rules", str(rules)) as service:
+    with new_home() as home, running_service(home, "--rules", str(rules)) as service:
         yield service
 
 
@@ -170,7 +170,7 @@ def test_no_page_of_another_site_is_given_leave(service: RunningService) -> None
 
 
 def test_without_it_the_front_page_is_a_line_as_before() -> None:
-    with new_place() as place, running_service(place, HOLDFAST_SERVICE_CONSOLE="false") as service:
+    with new_home() as home, running_service(home, HOLDFAST_SERVICE_CONSOLE="false") as service:
         status, line = service.get("/")
         assert (status, line.split(":")[0]) == (200, "holdfast.session.v1.SessionService")
         assert service.get("/console.js")[0] == 404
@@ -443,5 +443,5 @@ def test_a_session_is_made_typed_into_read_and_closed_by_the_pages_modules(servi
 
 @needs_node
 def test_the_page_does_what_an_operator_and_an_agent_ask_of_it(service: RunningService) -> None:
-    agent = service.place.new_agent("builder")
+    agent = service.home.new_agent("builder")
     assert node("page.mjs", service.http + "/plain", service.operator, agent) == "the page works\n"

@@ -22,7 +22,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 import holdfast.console
-from tests.service.running_service import PATIENCE_SECONDS, Place, RunningService, new_place, running_service
+from tests.service.running_service import PATIENCE_SECONDS, RunningService, ServiceHome, new_home, running_service
 from tests.service.test_console_browser import ARGUMENTS, WATCH, attacks, in_shell
 from tests.support.parts import needs
 
@@ -55,18 +55,18 @@ LINES: Final = """(place) => {
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     rules = tmp_path_factory.mktemp("console") / "rules.toml"
     rules.write_text(RULES)
-    with new_place() as place, running_service(place, "--rules", str(rules)) as service:
+    with new_home() as home, running_service(home, "--rules", str(rules)) as service:
         yield service
 
 
 @pytest.fixture(scope="module")
 def agent(service: RunningService) -> str:
-    return service.place.new_agent("builder")
+    return service.home.new_agent("builder")
 
 
 @pytest.fixture(scope="module")
 def closed_agent(service: RunningService) -> str:
-    return service.place.new_agent("closed", "--profile", "closed")
+    return service.home.new_agent("closed", "--profile", "closed")
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -215,8 +215,8 @@ async def test_the_rules_can_forbid_a_takeover(
 
 
 async def test_a_killed_service_loses_and_doubles_no_line(browser: Browser) -> None:
-    with new_place() as place:
-        with running_service(place) as first:
+    with new_home() as home:
+        with running_service(home) as first:
             operator, port = first.operator, first.http.rpartition(":")[2]
             session = new_session(first, operator)
             context = await browser.new_context(viewport={"width": 1280, "height": 900})
@@ -227,7 +227,7 @@ async def test_a_killed_service_loses_and_doubles_no_line(browser: Browser) -> N
             first.process.send_signal(signal.SIGKILL)
             first.process.wait(PATIENCE_SECONDS)
         await expect(console.page.locator("div.away")).to_be_visible()
-        with running_service(place, "--listen-http", f"127.0.0.1:{port}"):
+        with running_service(home, "--listen-http", f"127.0.0.1:{port}"):
             await console.draws("line-300-end")
             numbers = [
                 int(each[1]) for line in await console.lines() if (each := re.match(r"line-(\d+)-end", line))
@@ -503,10 +503,10 @@ async def test_a_flood_leaves_the_page_responsive_and_bounded(
 
 @pytest.mark.skipif(not LONG, reason="longer: make console-check")
 async def test_ten_thousand_sessions_are_listed_by_pages(console: Console, browser: Browser) -> None:
-    with new_place() as place, running_service(place) as service:
+    with new_home() as home, running_service(home) as service:
         example = new_session(service, service.operator, kind="SHELL", labels={"n": "0"})
         service.call("CloseSession", service.operator, sessionId=example)
-        multiply_sessions(place, example, 10_000)
+        multiply_sessions(home, example, 10_000)
         console.service = service
         began = time.monotonic()
         await console.enter(service.operator, "/sessions?state=all")
@@ -520,9 +520,9 @@ async def test_ten_thousand_sessions_are_listed_by_pages(console: Console, brows
         await console.unharmed()
 
 
-def multiply_sessions(place: Place, example: str, count: int) -> None:
+def multiply_sessions(home: ServiceHome, example: str, count: int) -> None:
     """Copy the row of a closed session, and give each copy an id and a label of its own."""
-    with sqlite3.connect(place.database, timeout=PATIENCE_SECONDS) as database:
+    with sqlite3.connect(home.database, timeout=PATIENCE_SECONDS) as database:
         cursor = database.execute("SELECT * FROM sessions WHERE session_id = ?", [example])
         names, row = [each[0] for each in cursor.description], cursor.fetchone()
         values = dict(zip(names, row, strict=True))

@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Dialog, FloatRect, Page, Route, async_playwright, expect
 
-from tests.service.running_service import API, PATIENCE_SECONDS, RunningService, new_place, running_service
+from tests.service.running_service import API, PATIENCE_SECONDS, RunningService, new_home, running_service
 from tests.support.parts import needs
 
 pytestmark = [needs("chromium"), pytest.mark.asyncio(loop_scope="module")]
@@ -99,13 +99,13 @@ def canary() -> Iterator[Canary]:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     rules = tmp_path_factory.mktemp("browser") / "rules.toml"
     rules.write_text(RULES)
-    with new_place() as place, running_service(place, "--rules", str(rules)) as service:
+    with new_home() as home, running_service(home, "--rules", str(rules)) as service:
         yield service
 
 
 @pytest.fixture(scope="module")
 def agent(service: RunningService) -> str:
-    return service.place.new_agent("builder")
+    return service.home.new_agent("builder")
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConnectionLost, InvalidParams, SandboxGone
-from holdfast.sandboxes import location
+from holdfast.sandboxes import place
 from holdfast.sandboxes.bubblewrap import BwrapJail
 from holdfast.sandboxes.containers import Container
 from holdfast.sandboxes.kubernetes import Pod, PodStatus, read_status
@@ -137,7 +137,7 @@ def test_the_row_of_a_kind_names_what_its_target_takes(kind: AddressKind) -> Non
 
 
 def test_the_former_names_of_targets() -> None:
-    assert (location.Place, location.CommandPlace) == (SandboxTarget, CommandTarget)
+    assert (place.Place, place.CommandPlace) == (SandboxTarget, CommandTarget)
 
 
 class Foreign(CommandTarget):

@@ -8,12 +8,12 @@ from __future__ import annotations
 from tests.process.gauntlet.case import Case
 from tests.process.gauntlet.control import CONTROL
 from tests.process.gauntlet.descriptors import DESCRIPTORS
+from tests.process.gauntlet.directories import DIRECTORIES
 from tests.process.gauntlet.endings import ENDINGS
 from tests.process.gauntlet.environment import ENVIRONMENT
 from tests.process.gauntlet.exit_codes import EXIT_CODES
 from tests.process.gauntlet.input import INPUT, LARGE
 from tests.process.gauntlet.jobs import JOBS
-from tests.process.gauntlet.locations import DIRECTORIES
 from tests.process.gauntlet.names import NAMES
 from tests.process.gauntlet.options import OPTIONS
 from tests.process.gauntlet.output import OUTPUT
