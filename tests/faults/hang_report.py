@@ -47,16 +47,20 @@ TASKS_END: Final = "--- end of the tasks of the server"
 SERVER_SCRIPT: Final = f"""
 import sys
 if "--kept" in sys.orig_argv:
-    import signal
-    def write_tasks(*_):
-        import asyncio, faulthandler
+    import faulthandler, signal
+    def write_tasks():
+        import asyncio
         from tests.faults.hang_report import objects_text, tasks_text
-        print("--- threads of the server", file=sys.stderr, flush=True)
-        faulthandler.dump_traceback(all_threads=True)
         print("--- tasks of the server\\n" + tasks_text(asyncio.all_tasks()), file=sys.stderr)
         print("--- objects of the server\\n" + objects_text(), file=sys.stderr)
         print("{TASKS_END}", file=sys.stderr, flush=True)
-    signal.signal({int(DUMP_SIGNAL)}, write_tasks)
+    def signalled(*_):
+        import asyncio
+        # Not here: the signal may have come in the middle of an import, or of a change of what is written.
+        asyncio.get_running_loop().call_soon_threadsafe(write_tasks)
+    signal.signal({int(DUMP_SIGNAL)}, signalled)
+    # Written first, and also by a server that does not return to its event loop.
+    faulthandler.register({int(DUMP_SIGNAL)}, all_threads=True, chain=True)
 """
 
 
