@@ -30,29 +30,9 @@ from holdfast.types import Limits, TerminalSize
 from tests.process.test_exhaustion import empty, fill, fill_inodes
 from tests.process.test_recovery import DIE_BEFORE, Kill, kept
 from tests.process.test_shell_recovery import go, nobody
+from tests.support.descriptors import descriptors, settles
 from tests.support.file_systems import small_file_system
 from tests.support.servers import PATIENCE_SECONDS, RunningServer, running_server, server_environment
-
-#: Descriptors are closed a moment after the reply; nothing reports it.
-SETTLE_SECONDS = PATIENCE_SECONDS
-
-
-def descriptors(pid: int | str = "self") -> Counter[str]:
-    """The open files of a process, each without its unique part."""
-    found: Counter[str] = Counter()
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # of the listing itself
-            found[re.sub(r"\d+", "N", os.readlink(f"/proc/{pid}/fd/{name}"))] += 1
-    return found
-
-
-async def settles(what: str, pid: int, before: Counter[str]) -> None:
-    """Wait until a process has nothing open that it had not before."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + SETTLE_SECONDS
-    while more := descriptors(pid) - before:
-        assert loop.time() < deadline, f"{what} still has {dict(more)}"
-        await asyncio.sleep(0.02)
 
 
 class Both:
