@@ -10,12 +10,13 @@ import contextlib
 import os
 import signal
 import time
+from typing import Final
 
 from holdfast.launch import pidfd_signals
 from tests.support.servers import MARK_VARIABLE, is_alive
 
-#: For the kernel to set up a new program; it takes microseconds, and longer if its thread is not scheduled.
-EXECVE_SECONDS = 2.0
+#: The longest that a process counts as being in the middle of execve(2).
+EXEC_SECONDS: Final = 10.0
 #: One of them is in the environment of what a test starts, and of all below that.
 _OF_A_TEST = tuple(f"{name}=".encode() for name in (MARK_VARIABLE, "HOLDFAST_DIRECTORY", "PYTEST_CURRENT_TEST"))
 
@@ -52,22 +53,20 @@ def started_by_a_test(pid: int) -> bool:
         return True
     if _descends(os.getpid(), pid):
         return False
-    return any(variable.startswith(_OF_A_TEST) for variable in _environ(pid))
+    return any(variable.startswith(_OF_A_TEST) for variable in _environment(pid))
 
 
-def _environ(pid: int) -> list[bytes]:
-    """The variables of a process; none if it is gone or has none.
-
-    During `execve` the kernel shows an empty environment for a moment, so an empty one is read again.
-    """
-    deadline = time.monotonic() + EXECVE_SECONDS
-    with contextlib.suppress(OSError):
-        while is_alive(pid) and time.monotonic() < deadline:
+def _environment(pid: int) -> list[bytes]:
+    """The variables of a process. In the middle of execve(2) it has none: then they are read again."""
+    deadline = time.monotonic() + EXEC_SECONDS
+    while True:
+        try:
             with open(f"/proc/{pid}/environ", "rb") as file:
-                if variables := file.read():
-                    return variables.split(b"\0")
-            os.sched_yield()
-    return []
+                text = file.read()
+        except OSError:
+            return []
+        if text or time.monotonic() > deadline or not is_alive(pid):
+            return text.split(b"\0")
 
 
 def _descends(pid: int, ancestor: int) -> bool:
