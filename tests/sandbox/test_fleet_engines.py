@@ -155,7 +155,7 @@ async def test_every_other_field_is_visible_inside(
     shared = tmp_path / "with, comma"
     shared.mkdir(mode=0o755)
     (shared / "data").write_text("from the host")
-    tmp_path.chmod(0o755)
+    os.chmod(tmp_path, 0o755)
     # Neither exists: the first is made by the engine for root, the second with the file for the user.
     workdir, files = (f"{tmp_path if engine == 'local' else '/tmp'}/{name}" for name in ("work/deep", "files"))
     fields: dict[str, Any] = {

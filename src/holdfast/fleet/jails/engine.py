@@ -116,7 +116,10 @@ class JailEngine(DirectoryEngine):
         for mount in template.mounts:
             if not os.path.exists(mount.source):
                 self.refuse("mounts", f"{mount.source}: there is no such path")
-        for field, path in (("workdir", template.workdir), *(("mounts", mount.target) for mount in template.mounts)):
+        for field, path in (
+            ("workdir", template.workdir),
+            *(("mounts", mount.target) for mount in template.mounts),
+        ):
             if path is not None and (above := _read_only_above(path, template)) is not None:
                 self.refuse(field, f"{path}: cannot be made, because the sandbox shows {above} read-only")
 
