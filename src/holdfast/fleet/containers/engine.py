@@ -7,7 +7,9 @@ name holds the new expiry. A fork is an image that is committed from the contain
 from __future__ import annotations
 
 import asyncio
+import csv
 import datetime
+import io
 import json
 import re
 import shutil
@@ -63,6 +65,8 @@ _NO_IMAGE: Final = re.compile(
     r"[Nn]o such image|image not known|Unable to find image|does not exist locally|unable to find"
 )
 _NO_SOURCE: Final = re.compile(r"bind source path does not exist|no such file or directory|permission denied", re.I)
+_NO_WORKDIR: Final = re.compile(r"workdir .* does not exist on container")
+_NO_QUOTA: Final = re.compile(r"quota|storage.opt|size option", re.I)
 _NO_CONTAINER: Final = re.compile(r"[Nn]o such (container|object)|no container with|no such object", re.I)
 _STATES: Final[dict[str, State]] = {
     "created": "creating",
@@ -131,8 +135,14 @@ class ContainerEngine(Engine):
         try:
             async with unpacked(chosen) as tree:
                 keep_tree(chosen.name, record.expires_at or NEVER)
-                mount = ["--mount", f"type=bind,src={tree},dst=/{chosen.name},readonly"]
+                mount = ["--mount", _bind(str(tree), f"/{chosen.name}", writable=False)]
                 done = await self._attempt(["run", "--detach", *mount], template, record, chosen, image)
+                if done.exit_code != 0 and _NO_WORKDIR.search(done.stderr):
+                    await self._remove_container(record.id)
+                    bare = msgspec.structs.replace(template, workdir=None)
+                    done = await self._attempt(["run", "--detach", *mount], bare, record, chosen, image)
+                    if done.exit_code == 0:
+                        await self._make_workdir(template, record, chosen)
                 if done.exit_code != 0:
                     await self._remove_container(record.id)
                     if not _NO_SOURCE.search(done.stderr):
@@ -167,6 +177,11 @@ class ContainerEngine(Engine):
             seconds=COMMAND_SECONDS,
         )
 
+    async def _make_workdir(self, template: Template, record: Record, chosen: Bundle) -> None:
+        """Make the directory of commands where the image has none, as Docker does; Podman refuses the container."""
+        make = ["-c", "import os, sys; os.makedirs(sys.argv[1])", str(template.workdir)]
+        await self._run(["exec", "--user", "0", record.id, *chosen.interpreter(f"/{chosen.name}"), *make])
+
     def _options(self, template: Template) -> list[str]:
         """The options of `run` that stand for the fields of a template."""
         network = "host" if template.network == "host" else "none"
@@ -188,8 +203,7 @@ class ContainerEngine(Engine):
         for name, text in template.labels.items():
             options += ["--label", f"{name}={text}"]
         for mount in template.mounts:
-            mode = "" if mount.writable else ",readonly"
-            options += ["--mount", f"type=bind,src={mount.source},dst={mount.target}{mode}"]
+            options += ["--mount", _bind(mount.source, mount.target, writable=mount.writable)]
         if template.options.get("read_only"):
             options += ["--read-only", "--tmpfs", "/tmp", "--tmpfs", "/run"]
         return [*options, *map(str, template.options.get("arguments", ()))]
@@ -197,7 +211,7 @@ class ContainerEngine(Engine):
     def _explain(self, done: Outcome, template: Template, image: str) -> Exception:
         if _NO_IMAGE.search(done.stderr):
             return _ImageMissing(done.summary)
-        if template.disk is not None and "storage" in done.stderr and "opt" in done.stderr:
+        if template.disk is not None and _NO_QUOTA.search(done.stderr):
             return InvalidParams(f"engine {self.name}: disk: {done.summary}")
         for mount in template.mounts:
             if mount.source in done.stderr:
@@ -375,3 +389,11 @@ class PodmanEngine(ContainerEngine):
 
 class _ImageMissing(SandboxError):
     """The engine does not have the image yet."""
+
+
+def _bind(source: str, target: str, *, writable: bool) -> str:
+    """The value of `--mount`, a line of CSV: a path may have commas in it."""
+    fields = ["type=bind", f"src={source}", f"dst={target}", *([] if writable else ["readonly"])]
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
