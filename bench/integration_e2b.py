@@ -47,7 +47,10 @@ async def app(scope, receive, send):
         await send({"type": "http.response.body", "body": first, "more_body": True})
     body = last + struct.pack(">BI", 2, 2) + b"{}" if stream else made
     await send({"type": "http.response.body", "body": body})
-listening = socket.create_server(("127.0.0.1", 0))
+# By its protocol asyncio recognizes a socket that needs TCP_NODELAY.
+listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+listening.bind(("127.0.0.1", 0))
+listening.listen()
 print(listening.getsockname()[1], flush=True)
 config = uvicorn.Config(app, http="h11", lifespan="off", log_level="critical", access_log=False)
 uvicorn.Server(config).run(sockets=[listening])

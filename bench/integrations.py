@@ -2,7 +2,7 @@
 
 Each contest has a program (`bench/integration_*.py`) that runs in the environment of `make integrations` and prints
 its samples as one line of JSON: for each measurement the rounds of both contenders, taken in turns. To add one: its
-program, and its rows in `CONTESTS`. A contest whose environment or engine is missing is named on stderr and left out.
+program, and its rows in `CONTESTS`. A contest whose environment or engine is missing is named and left out.
 `docs/benchmarks.md` describes each row.
 """
 

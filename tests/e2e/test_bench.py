@@ -81,6 +81,7 @@ ROWS = {
     "fleet-rss": ("at most", 1024.0),
     "fleet-docker": ("ratio at most", 1.5),
     "mcp-true": ("ratio at most", 3.0),
+    "mcp-plain": ("ratio at most", 3.0),
     "bridge-call": ("at most", None),
     "bridge-first": ("at most", None),
     "bridge-streams": ("ratio at least", 0.5),

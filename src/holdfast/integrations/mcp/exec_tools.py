@@ -51,6 +51,7 @@ def _described(arguments: type[Any], name: str) -> Any:
 Cmd = Annotated[str, _described(ExecCommandArguments, "cmd")]
 Workdir = Annotated[str, _described(ExecCommandArguments, "workdir")]
 Tty = Annotated[bool, _described(ExecCommandArguments, "tty")]
+Login = Annotated[bool, _described(ExecCommandArguments, "login")]
 YieldTime = Annotated[int, _described(ExecCommandArguments, "yield_time_ms")]
 MaxOutput = Annotated[int, _described(ExecCommandArguments, "max_output_bytes")]
 SessionId = Annotated[int, _described(WriteStdinArguments, "session_id")]
@@ -90,6 +91,7 @@ def add_to(server: SandboxServer) -> None:
         cmd: Cmd,
         workdir: Workdir = "",
         tty: Tty = False,
+        login: Login = True,
         yield_time_ms: YieldTime = 10_000,
         max_output_bytes: MaxOutput = 40_000,
         sandbox: SandboxName = "",
@@ -105,6 +107,7 @@ def add_to(server: SandboxServer) -> None:
                     cmd,
                     workdir=workdir or None,
                     tty=tty,
+                    login=login,
                     yield_time_ms=yield_time_ms,
                     max_output_bytes=min(max_output_bytes, MAX_RESULT_BYTES),
                 )
