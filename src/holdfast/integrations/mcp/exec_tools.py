@@ -63,12 +63,13 @@ MaxBytes = Annotated[int, Field(ge=1, le=MAX_RESULT_BYTES, description="Bytes of
 WaitSeconds = Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS, description="Seconds to wait at most.")]
 
 
-def _approve_command(ctx: Context[Any, Any], cmd: str, workdir: str) -> Approval | Elicit[Approval]:
-    decision = server_of(ctx).approvals.command(cmd, workdir)
+# The resolvers are coroutines: the SDK runs a plain function in a thread, which costs more than the decision.
+async def _approve_command(ctx: Context[Any, Any], cmd: str, workdir: str) -> Approval | Elicit[Approval]:
+    decision = await server_of(ctx).approvals.command(cmd, workdir)
     return question(ctx, decision, "Run this command in the sandbox?", cmd)
 
 
-def _approve_chars(ctx: Context[Any, Any], chars: str) -> Approval | Elicit[Approval]:
+async def _approve_chars(ctx: Context[Any, Any], chars: str) -> Approval | Elicit[Approval]:
     return question(ctx, server_of(ctx).approvals.typed(chars), "Type this to a running command?", chars)
 
 
