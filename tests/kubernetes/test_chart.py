@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from tests.support.kubernetes.service_image import SERVICE, load_service
 from .conftest import read
 
 CHART = Path(__file__).parents[2] / "deploy/chart"
-PATIENCE = 120.0
 SELECTOR = "--selector=app.kubernetes.io/instance=holdfast"
+ENDPOINTS = "--selector=kubernetes.io/service-name=holdfast"
 RULES = f"""
 [templates.agent]
 engine = "kubernetes"
@@ -98,7 +97,7 @@ def _logs(cluster: Cluster) -> str:
 
 def replicas(cluster: Cluster) -> dict[str, str]:
     """The names and addresses of the replicas that the Service selects as ready."""
-    slices = read(cluster, "get", "endpointslices", "--selector=kubernetes.io/service-name=holdfast")["items"]
+    slices = read(cluster, "get", "endpointslices", ENDPOINTS)["items"]
     return {
         each["targetRef"]["name"]: each["addresses"][0]
         for slice in slices
@@ -141,11 +140,12 @@ class ServiceAddress:
 
 
 def until_replicas(cluster: Cluster, count: int, without: str = "") -> None:
-    """No event reports the endpoints of a Service."""
-    deadline = time.monotonic() + PATIENCE
-    while len(found := replicas(cluster)) < count or without in found:
-        assert time.monotonic() < deadline, cluster.kubectl("describe", "pods", SELECTOR)[-3000:]
-        time.sleep(0.5)
+    """Until the Service has so many replicas that are ready, and not the one that was removed."""
+    for _ in cluster.watch("endpointslices", ENDPOINTS):
+        found = replicas(cluster)
+        if len(found) >= count and without not in found:
+            return
+    raise AssertionError(cluster.kubectl("describe", "pods", SELECTOR)[-3000:])
 
 
 def run(service: ServiceAddress, token: str, session_id: str, command: str) -> str:
