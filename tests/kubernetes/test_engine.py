@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -81,6 +85,22 @@ async def test_the_fields_of_a_template_are_fields_of_the_pod(cluster: Cluster) 
         assert box.ref.labels == {"task": "17", "not a label": "of Kubernetes"}
 
 
+async def test_an_idle_connection_takes_less_than_100_kilobytes(cluster: Cluster) -> None:
+    count = 10
+    async with contextlib.AsyncExitStack() as stack:
+        box = await stack.enter_async_context(
+            holdfast.create("kubernetes", image=images.BUSYBOX, network="host", options=NEVER)
+        )
+        connect = functools.partial(holdfast.connect, box.ref.address)
+        await stack.enter_async_context(connect())  # fills caches
+        tracemalloc.start()
+        stack.callback(tracemalloc.stop)
+        boxes = [await stack.enter_async_context(connect()) for _ in range(count)]
+        assert all([(await each.exec(["true"])).success for each in boxes])
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] / count < 100_000
+
+
 async def test_memory_is_limited(cluster: Cluster) -> None:
     async with holdfast.create("kubernetes", image=images.BUSYBOX, memory="128MiB", options=NEVER) as box:
         # Every page of a memory file system counts as memory of the pod.
@@ -111,7 +131,12 @@ async def test_an_image_without_a_shell_and_a_root_that_cannot_be_written(cluste
 
 def failing(policy: str) -> dict[str, Any]:
     """The spec of a pod whose first program fails; its other container never runs."""
-    fails = {"name": "fails", "image": images.BUSYBOX, "imagePullPolicy": "Never", "command": ["sh", "-c", "exit 7"]}
+    fails = {
+        "name": "fails",
+        "image": images.BUSYBOX,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", "exit 7"],
+    }
     return {"restartPolicy": policy, "initContainers": [fails]}
 
 

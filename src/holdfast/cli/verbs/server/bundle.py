@@ -27,7 +27,7 @@ def command(
         typer.Option(
             "--init-container",
             metavar="IMAGE",
-            help="Print the parts of a pod that bring the server from this image, which has the bundle in /holdfast.",
+            help="Print the parts of a pod that copy the server from this image, where it is in /holdfast.",
         ),
     ] = None,
     as_json: JsonOption = False,
