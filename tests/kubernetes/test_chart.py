@@ -177,10 +177,16 @@ def test_a_session_outlives_the_replica_that_made_it(cluster: Cluster, release: 
     cluster.kubectl("wait", "--for=delete", f"pod/{pod['metadata']['name']}", "--timeout=90s")
 
 
+def template(helm: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """The chart rendered without a cluster; without a version helm assumes an old one."""
+    command = [helm, "template", "holdfast", CHART, f"--kube-version={build.version()}", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
 def rendered(helm: Path, *settings: str) -> dict[str, Any]:
     """The objects of the chart with these values, by their kind."""
     flags = [word for setting in ("tls.secretName=holdfast-tls", *settings) for word in ("--set", setting)]
-    done = subprocess.run([helm, "template", "holdfast", CHART, *flags], capture_output=True, text=True, timeout=60)
+    done = template(helm, *flags)
     assert done.returncode == 0, done.stderr
     return {each["kind"]: each for each in yaml.safe_load_all(done.stdout) if each is not None}
 
@@ -233,7 +239,6 @@ def test_the_monitor_selects_the_service_and_its_port(helm: Path) -> None:
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(helm: Path, setting: str, words: str) -> None:
-    command = [helm, "template", CHART, "--set", "tls.secretName=t", "--set", setting]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = template(helm, "--set", "tls.secretName=t", "--set", setting)
     assert done.returncode != 0
     assert words in done.stderr

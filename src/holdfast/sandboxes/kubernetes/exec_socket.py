@@ -177,7 +177,7 @@ def _shrink_buffer(transport: Any) -> None:
 
     It is no part of asyncio's interface: where it is missing, the channel only takes more memory.
     """
-    protocol = getattr(transport, "_ssl_protocol", None)
+    protocol: Any = getattr(transport, "_ssl_protocol", None)
     if hasattr(protocol, "_ssl_buffer_view") and getattr(protocol, "max_size", 0) > TLS_BUFFER_BYTES:
         protocol.max_size = TLS_BUFFER_BYTES
         protocol._ssl_buffer = bytearray(TLS_BUFFER_BYTES)
