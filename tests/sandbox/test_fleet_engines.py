@@ -358,6 +358,16 @@ async def test_the_limits_of_a_container_hold(docker: object) -> None:
         assert (killed.exit_code, killed.oom) == (137, True), killed
 
 
+async def test_a_container_out_of_memory_leaves_no_file_here(
+    podman: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with create("podman", image="hf-busybox", memory="128MiB") as box:
+        killed = await box.exec(["awk", 'BEGIN { x = "0123456789"; for (i = 0; i < 26; i++) x = x x }'])
+        assert killed.oom, killed
+    assert os.listdir(tmp_path) == []
+
+
 async def test_labels_of_a_committed_container_do_not_make_a_sandbox(docker: object) -> None:
     fleet = Fleet("docker")
     ref = await fleet.create(image="hf-busybox")

@@ -25,9 +25,10 @@ MAX_SOCKET_PATH = 107
 PARENTS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 #: A larger log is renamed when the next server starts; one older log is retained.
 MAX_LOG_BYTES = 1024 * 1024
-#: How long a server may take to listen. A server that ends is noticed at once; on a machine with fifty programs for
-#: two cores, or with a cold disk, the start of its interpreter has taken more than ten seconds.
-START_SECONDS = 60.0
+#: How long a server may take to listen. A server that ends is noticed at once; with fifty programs on two cores the
+#: start of its interpreter has taken more than ten seconds. Less than the handshake of a channel, which waits for
+#: the start.
+START_SECONDS = 25.0
 #: The part of the log in an error: enough for a traceback, less than a screen.
 LOG_TAIL_BYTES = 2_000
 

@@ -11,6 +11,7 @@ import csv
 import datetime
 import io
 import json
+import os
 import re
 import shutil
 import time
@@ -89,6 +90,8 @@ class ContainerEngine(Engine):
 
     #: Options of `commit` that stop the container's processes meanwhile; Docker does so by default.
     _pause_at_commit: ClassVar[tuple[str, ...]] = ()
+    #: The working directory of the client program; None: that of this process.
+    _cwd: ClassVar[str | None] = None
 
     def __init__(self, *, program: str | None = None) -> None:
         self.program = program or self.name
@@ -175,6 +178,7 @@ class ContainerEngine(Engine):
                 *("--entrypoint", loader, image, *rest, "-m", FIRST_PROCESS),
             ],
             seconds=COMMAND_SECONDS,
+            cwd=self._cwd,
         )
 
     async def _make_workdir(self, template: Template, record: Record, chosen: Bundle) -> None:
@@ -370,7 +374,9 @@ class ContainerEngine(Engine):
         return tags
 
     async def _run(self, arguments: Sequence[str]) -> str:
-        done = await run_host_command([self.program, *arguments], seconds=COMMAND_SECONDS, kept_bytes=LISTING_BYTES)
+        done = await run_host_command(
+            [self.program, *arguments], seconds=COMMAND_SECONDS, cwd=self._cwd, kept_bytes=LISTING_BYTES
+        )
         if done.exit_code == 0:
             return done.stdout
         if _NO_CONTAINER.search(done.stderr):
@@ -385,6 +391,9 @@ class DockerEngine(ContainerEngine):
 class PodmanEngine(ContainerEngine):
     name: ClassVar[str] = "podman"
     _pause_at_commit: ClassVar = ("--pause",)
+    # conmon inherits the directory, and makes a file `oom` in it when a process of the container is killed for
+    # memory. In /proc no file can be made.
+    _cwd: ClassVar = "/proc" if os.path.isdir("/proc") else None
 
 
 class _ImageMissing(SandboxError):
