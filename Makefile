@@ -141,6 +141,7 @@ integrations-all: $(VENV)/installed-dev parts integrations ## run all suites of 
 
 kubernetes: $(VENV)/installed-dev parts ## build Kubernetes once (about 15 minutes, cached) and run the tests of pods in a real cluster
 	$(BIN)/python -m tests.support.kubernetes.build
+	$(PYTHON) tests/support/integrations.py inspect
 	HOLDFAST_KUBERNETES=yes $(BIN)/python -m pytest tests/kubernetes
 
 faults: $(VENV)/installed-dev parts ## five minutes of kills, stops and cuts, then the faults of sandboxes and 200 MB each way; nothing may be lost

@@ -118,7 +118,7 @@ def _options() -> argparse.Namespace:
         "--json", default="bench/results.json", metavar="FILE", help="where the figures go (%(default)s)"
     )
     parser.add_argument(
-        "--markdown", metavar="FILE", help=f"a page that gets the table between {report.BEGIN} and {report.END}"
+        "--markdown", metavar="FILE", help=f"a page that gets the table between the marks <!-- {report.MARK} -->"
     )
     return parser.parse_args()
 

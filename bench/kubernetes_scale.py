@@ -15,12 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Final
 
 from holdfast.fleet.fleet import Fleet
 from holdfast.fleet.kubernetes.engine import KubernetesEngine
+from holdfast.fleet.kubernetes.manifest import ID_LABEL
+from holdfast.fleet.kubernetes.readiness import PodObject
 from holdfast.fleet.record import SandboxRef, new_record
 from holdfast.fleet.template import Template
 from holdfast.sandboxes.kubernetes.api import acquire, release
@@ -51,12 +54,15 @@ async def measure(count: int) -> list[tuple[float, int]]:
         refs: list[SandboxRef] = []
         memory, requests, began = resident_kilobytes(), engine.api.requests, perf_counter()
 
+        def note(existing: int) -> None:
+            if existing % max(1, count // 100) == 0:
+                curve.append((perf_counter() - began, existing))
+
         async def make() -> None:
             async with locations:
                 record = new_record(template, now=time.time(), lifetime=86_400)
                 refs.append(await engine.create(template, record))
-                if len(refs) % max(1, count // 100) == 0:
-                    curve.append((perf_counter() - began, len(refs)))
+                note(len(refs))
 
         await asyncio.gather(*(make() for _ in range(count)))
         seconds, made = perf_counter() - began, engine.api.requests - requests
@@ -77,16 +83,38 @@ async def measure(count: int) -> list[tuple[float, int]]:
             flush=True,
         )
         requests, began_remove = engine.api.requests, perf_counter()
+        curve.append((began_remove - began, count))
 
         async def remove(id: str) -> None:
             async with locations:
                 await fleet.remove(id)
 
+        # A removed pod exists until its kubelet has confirmed it: the watch counts those that are really gone.
+        leaving = asyncio.create_task(watch_removal(engine, note))
         await asyncio.gather(*(remove(ref.id) for ref in refs))
-        seconds, gone = perf_counter() - began_remove, engine.api.requests - requests
+        gone = engine.api.requests - requests
+        await leaving
+        seconds = perf_counter() - began_remove
         print(f"removed in {seconds:.0f} s: {count / seconds:.0f}/s, {gone / count:.2f} requests each", flush=True)
-        assert await fleet.list() == []
+        pods, _ = await engine.api.list(engine._path(), PodObject)
+        assert pods == [], f"{len(pods)} pods are left"
+        print("left: 0 pods", flush=True)
     return curve
+
+
+async def watch_removal(engine: KubernetesEngine, note: Callable[[int], None]) -> None:
+    """Until the cluster has no pod of a sandbox; `note` gets the number of those that exist."""
+    pods, version = await engine.api.list(engine._path(), PodObject, labelSelector=ID_LABEL)
+    existing = {pod.metadata.name for pod in pods}
+    while existing:
+        query = {"labelSelector": ID_LABEL, "resourceVersion": version}
+        async for kind, pod in engine.api.watch(engine._path(), PodObject, **query):
+            version = pod.metadata.resource_version
+            if kind == "DELETED":
+                existing.discard(pod.metadata.name)
+                note(len(existing))
+                if not existing:
+                    return
 
 
 async def run_nodes(count: int) -> None:
@@ -102,8 +130,8 @@ async def run_nodes(count: int) -> None:
 
 
 def plot(curve: list[tuple[float, int]], path: Path) -> None:
-    """The sandboxes over time as a line."""
-    width, height, seconds, count = 640, 240, curve[-1][0], curve[-1][1]
+    """The number of sandboxes over time as a line."""
+    width, height, seconds, count = 640, 240, curve[-1][0], max(number for _, number in curve)
     points = " ".join(
         f"{60 + x / seconds * width:.1f},{20 + height - y / count * height:.1f}" for x, y in [(0.0, 0), *curve]
     )
@@ -115,7 +143,7 @@ def plot(curve: list[tuple[float, int]], path: Path) -> None:
         f'<text x="54" y="28" text-anchor="end">{count}</text>'
         f'<text x="54" y="{height + 20}" text-anchor="end">0</text>'
         f'<text x="{width + 60}" y="{height + 38}" text-anchor="end">{seconds:.0f} s</text>'
-        f'<text x="60" y="{height + 38}">sandboxes made, over time</text></svg>\n'
+        f'<text x="60" y="{height + 38}">sandboxes that exist: made, listed three times, removed</text></svg>\n'
     )
 
 

@@ -17,8 +17,8 @@ import msgspec
 import holdfast
 from bench.measure import Row
 
-BEGIN: Final = "<!-- bench -->"
-END: Final = "<!-- /bench -->"
+#: The table of `python -m bench` is between `<!-- bench -->` and `<!-- /bench -->`.
+MARK: Final = "bench"
 COLUMNS: Final = ("what", "baseline", "measured", "ratio", "target", "reached")
 
 
@@ -101,13 +101,14 @@ def markdown(report: Report) -> str:
     return f"{facts(report)}. Latencies are p50 / p99.\n\n{rows}"
 
 
-def write_markdown(path: str, report: Report) -> None:
-    """Replace the text between `BEGIN` and `END` of a page by the table."""
+def write_markdown(path: str, report: Report, mark: str = MARK) -> None:
+    """Replace the text between `<!-- MARK -->` and `<!-- /MARK -->` of a page by the table."""
     with open(path, encoding="utf-8") as file:
         page = file.read()
-    marks = re.compile(f"(?<={BEGIN}\n).*?(?={END})", re.DOTALL)
+    begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    marks = re.compile(f"(?<={begin}\n).*?(?={end})", re.DOTALL)
     if len(marks.findall(page)) != 1:
-        raise ValueError(f"{path}: wants {BEGIN} and {END} once, each on a line of its own")
+        raise ValueError(f"{path}: wants {begin} and {end} once, each on a line of its own")
     with open(path, "w", encoding="utf-8") as file:
         file.write(marks.sub(lambda _: markdown(report) + "\n", page))
 

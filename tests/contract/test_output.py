@@ -121,7 +121,6 @@ async def test_the_sequence_has_no_holes_and_the_offsets_add_up(box: Sandbox) ->
     await process.wait()
     next_seq, offsets, data = 1, {"stdout": 0, "stderr": 0}, b""
     while True:
-        # With a wait: a read that does not suspend would keep the loop from the end of the streams.
         result = await process.read(since=next_seq - 1, max_bytes=10_000, wait=60)
         for chunk in result.chunks:
             assert (chunk.seq, chunk.offset) == (next_seq, offsets[chunk.stream])
@@ -133,6 +132,16 @@ async def test_the_sequence_has_no_holes_and_the_offsets_add_up(box: Sandbox) ->
     # The exit and the close are numbered too.
     assert result.next_seq == next_seq + 2
     assert data == b"".join(b"%d\n" % i for i in [*range(1, 10), *range(1, 20_001)])
+
+
+async def test_reads_in_a_loop_reach_the_end(box: Sandbox) -> None:
+    """A read that never suspends would keep the event loop of `inprocess` from the process that it reads."""
+    process = await box.start(["sh", "-c", "echo one"])
+    for _ in range(50_000):
+        result = await process.read()
+        if result.closed:
+            break
+    assert (result.closed, [chunk.data for chunk in result.chunks]) == (True, [b"one\n"])
 
 
 async def test_all_that_was_printed_comes_before_the_exit(starter: Starter) -> None:

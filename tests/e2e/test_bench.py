@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from bench import integrations
+from bench.integrations import AT_MOST_EQUAL, CONTESTS, MARK
 from tests.support.engines import Missing, need
 from tests.support.postgres import postgres_programs
 
@@ -79,6 +81,7 @@ ROWS = {
     "fleet-rss": ("at most", 1024.0),
     "fleet-docker": ("ratio at most", 1.5),
     "mcp-true": ("ratio at most", 3.0),
+    "mcp-plain": ("ratio at most", 3.0),
     "bridge-call": ("at most", None),
     "bridge-first": ("at most", None),
     "bridge-streams": ("ratio at least", 0.5),
@@ -201,3 +204,32 @@ def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
 def test_every_row_is_explained() -> None:
     text = (ROOT / "docs" / "benchmarks.md").read_text()
     assert re.findall(r"^\| `([a-z0-9-]+)` \| `", text, re.MULTILINE) == list(ROWS)
+
+
+def test_every_row_of_other_software_is_explained() -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    _, _, after = text.partition("| rows of `bench.integrations` |")
+    table, _, _ = after.partition("\n\n")
+    explained = [
+        name for line in table.splitlines()[2:] for name in re.findall(r"`([a-z0-9-]+)`", line.split("|")[1])
+    ]
+    rows = [f"{name}-{row.name}" for name, contest in CONTESTS.items() for row in contest.rows]
+    assert sorted(explained) == sorted(rows)
+    assert f"<!-- {MARK} -->\n" in text
+
+
+def test_rows_are_made_of_the_samples_of_a_contest(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = {"exec": {"baseline": [[0.002, 0.004]], "holdfast": [[0.001, 0.003]]}}
+    monkeypatch.setattr(integrations, "interpreter", lambda _: Path(sys.executable))
+    monkeypatch.setattr(integrations, "_samples", lambda *_: samples)
+    (row,) = integrations.measure("deepagents")
+    assert (row.name, row.baseline, row.measured, row.reached) == ("deepagents-exec", 3.0, 2.0, True)
+    assert row.target == AT_MOST_EQUAL
+
+
+def test_a_contest_without_its_environment_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(integrations, "interpreter", lambda _: None)
+    assert integrations.measure("inspect-docker") == []
+    assert capsys.readouterr().err == "inspect-docker: no environment: make integrations ONLY=inspect\n"

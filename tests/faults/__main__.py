@@ -57,8 +57,8 @@ def _progress(result: RoundResult) -> None:
     ending = "BROKEN" if result.failures else "whole"
     _report(
         f"round {result.seed}: {sum(result.jobs.values())} jobs, {result.bytes_checked / 1e6:.1f} MB, "
-        f"{result.restarts} restarts; {faults}; {result.refused} refused; {result.seconds:.1f} s; "
-        f"server {result.server_rss / 1e6:.0f} MB: {ending}"
+        f"{result.restarts} restarts; {faults}; {result.refused} refused, {result.slow} slow; "
+        f"{result.seconds:.1f} s; server {result.server_rss / 1e6:.0f} MB: {ending}"
     )
     for skipped in result.skipped:
         _report(f"  skipped {skipped}")
@@ -77,6 +77,7 @@ def _table(results: Sequence[RoundResult]) -> None:
         ("bytes checked", f"{sum(result.bytes_checked for result in results):,}"),
         ("told lost while scarce", f"{sum(result.bytes_reported_lost for result in results):,}"),
         ("refused while scarce", str(sum(result.refused for result in results))),
+        ("slow jobs, spared", str(sum(result.slow for result in results))),
         ("faults", str(sum(faults.values()))),
         *((f"  {kind}", str(count)) for kind, count in sorted(faults.items())),
         ("server restarts", str(sum(result.restarts for result in results))),

@@ -47,11 +47,23 @@ class Faults:
         #: How many have begun, and how many last.
         self.scarcities = 0
         self._lasting = 0
+        self._peaces = 0
         #: How often the server has died at a place that was chosen.
         self.crashes: Callable[[], int] = lambda: 0
 
     def troubles(self) -> tuple[int, int, int]:
         return self.kills + self.crashes(), self.scarcities, self._lasting
+
+    @contextlib.contextmanager
+    def peace(self) -> Iterator[None]:
+        """No new faults for the length of a block, but for crashes at chosen places."""
+        self._peaces += 1
+        self._relay.peaceful = True
+        try:
+            yield
+        finally:
+            self._peaces -= 1
+            self._relay.peaceful = self._peaces > 0
 
     @contextlib.contextmanager
     def _scarcity(self) -> Iterator[None]:
@@ -66,6 +78,8 @@ class Faults:
         """One after the other, for ever."""
         while self._kinds:
             await asyncio.sleep(self._random.expovariate(2.5))
+            if self._peaces:
+                continue
             weights = [WEIGHTS[kind] for kind in self._kinds]
             kind = self._random.choices(self._kinds, weights)[0]
             await getattr(self, f"_{kind}")()

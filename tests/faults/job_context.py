@@ -22,6 +22,8 @@ from .checking import Broken, Following
 
 #: A line that is awaited comes at once, or after the server's return.
 LOST_LINE_SECONDS: Final = 30.0
+#: Three servers that die one after the other, each at its start, take longer than the default on a busy machine.
+RECONNECT_SECONDS: Final = 300.0
 BLOB_BYTES: Final = 4 * 1024 * 1024
 #: `o FROM COUNT` prints a part of the blob at the script's $0.
 PRELUDE: Final = 'o() { dd if="$0" iflag=skip_bytes,count_bytes skip=$1 count=$2 bs=64k status=none; }; '
@@ -138,7 +140,7 @@ async def connected(address: str) -> AsyncIterator[Sandbox]:
     """A connection of its own. Only its first handshake is tried once; that is no fault of the server's."""
     for attempt in range(20):
         try:
-            context = holdfast.connect(address)
+            context = holdfast.connect(address, reconnect_deadline=RECONNECT_SECONDS)
             box = await context.__aenter__()
             break
         except HoldfastError:

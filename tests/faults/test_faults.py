@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import re
+from pathlib import Path
+
 import pytest
 
+from tests.support.servers import running_server, server_environment
+
+from . import hang_report
 from .checking import Broken, Following, compare, same
-from .harness import Round
+from .harness import REPOSITORY, Round
+from .place import connected
 
 JOBS = 16
 
@@ -26,6 +35,24 @@ async def test_nothing_is_lost(seed: int, kinds: tuple[str, ...]) -> None:
     # Jobs for which there is no room are refused, and print nothing: how many, the moment decides.
     assert result.bytes_checked > (1_000 if "enospc" in kinds else 100_000)
     assert result.restarts >= ("kill" in kinds or "crash" in kinds)
+
+
+async def test_a_hang_is_reported_with_the_tasks_of_both_sides(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(hang_report.SERVER_SCRIPT)
+    paths = (str(tmp_path), server_environment()["PYTHONPATH"], REPOSITORY)
+    with running_server(environ={"PYTHONPATH": os.pathsep.join(paths)}) as server:
+        async with connected(server.address("unix")) as box:
+            await box.start(["sleep", "1000"], id="sleeper")
+            waiting = asyncio.create_task((await box.process("sleeper")).wait(), name="the job")
+            found = await hang_report.report(server, box)
+            waiting.cancel()
+            await asyncio.wait((waiting,))
+            await (await box.process("sleeper")).terminate(force=True)
+        assert re.search(r"the job\n.*Process\.wait", found), found
+        assert re.search(r"sleep 1000 \n.*\n.*nanosleep", found), found
+        assert "process_id='sleeper'" in found
+        assert "ServerConnection at " in server.log()
+        assert re.search(r"tasks of the server\n.*\n.* _serve ", server.log()), server.log()
 
 
 def test_a_difference_is_told_with_its_offset() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.support import engines, postgres
 from tests.support.kubernetes import build, images
@@ -20,8 +20,8 @@ from tests.support.kubernetes.service_image import SERVICE, load_service
 from .conftest import read
 
 CHART = Path(__file__).parents[2] / "deploy/chart"
-PATIENCE = 120.0
 SELECTOR = "--selector=app.kubernetes.io/instance=holdfast"
+ENDPOINTS = "--selector=kubernetes.io/service-name=holdfast"
 RULES = f"""
 [templates.agent]
 engine = "kubernetes"
@@ -98,7 +98,7 @@ def _logs(cluster: Cluster) -> str:
 
 def replicas(cluster: Cluster) -> dict[str, str]:
     """The names and addresses of the replicas that the Service selects as ready."""
-    slices = read(cluster, "get", "endpointslices", "--selector=kubernetes.io/service-name=holdfast")["items"]
+    slices = read(cluster, "get", "endpointslices", ENDPOINTS)["items"]
     return {
         each["targetRef"]["name"]: each["addresses"][0]
         for slice in slices
@@ -141,11 +141,12 @@ class ServiceAddress:
 
 
 def until_replicas(cluster: Cluster, count: int, without: str = "") -> None:
-    """No event reports the endpoints of a Service."""
-    deadline = time.monotonic() + PATIENCE
-    while len(found := replicas(cluster)) < count or without in found:
-        assert time.monotonic() < deadline, cluster.kubectl("describe", "pods", SELECTOR)[-3000:]
-        time.sleep(0.5)
+    """Until the Service has so many replicas that are ready, and not the one that was removed."""
+    for _ in cluster.watch("endpointslices", ENDPOINTS):
+        found = replicas(cluster)
+        if len(found) >= count and without not in found:
+            return
+    raise AssertionError(cluster.kubectl("describe", "pods", SELECTOR)[-3000:])
 
 
 def run(service: ServiceAddress, token: str, session_id: str, command: str) -> str:
@@ -176,9 +177,68 @@ def test_a_session_outlives_the_replica_that_made_it(cluster: Cluster, release: 
     cluster.kubectl("wait", "--for=delete", f"pod/{pod['metadata']['name']}", "--timeout=90s")
 
 
-def test_values_that_the_schema_does_not_have_are_refused(helm: Path) -> None:
-    done = subprocess.run(
-        [helm, "template", CHART, "--set", "replicas=3"], capture_output=True, text=True, timeout=60
-    )
+def template(helm: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """The chart rendered without a cluster; without a version helm assumes an old one."""
+    command = [helm, "template", "holdfast", CHART, f"--kube-version={build.version()}", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def rendered(helm: Path, *settings: str) -> dict[str, Any]:
+    """The objects of the chart with these values, by their kind."""
+    flags = [word for setting in ("tls.secretName=holdfast-tls", *settings) for word in ("--set", setting)]
+    done = template(helm, *flags)
+    assert done.returncode == 0, done.stderr
+    return {each["kind"]: each for each in yaml.safe_load_all(done.stdout) if each is not None}
+
+
+#: Every value that adds an object or a branch of a template.
+EVERYTHING = (
+    *("serviceMonitor.enabled=true", "serviceMonitor.labels.release=prometheus", "rbac.agentSandbox=true"),
+    *("audit.existingSecret=audit", "imagePullSecrets[0].name=registry", "settings.max_sessions=5000"),
+    *("nodeSelector.pool=services", "tolerations[0].operator=Exists", "podAnnotations.team=a"),
+    "networkPolicy.from[0].podSelector.matchLabels.app=agents",
+)
+
+
+@pytest.mark.parametrize("settings", [(), EVERYTHING, (*EVERYTHING, "tls.clientCaKey=ca.crt")])
+def test_the_api_server_accepts_every_object(cluster: Cluster, helm: Path, settings: tuple[str, ...]) -> None:
+    objects = rendered(helm, *settings)
+    # Of the Prometheus operator, which this cluster has not.
+    assert ("ServiceMonitor" in objects) == ("serviceMonitor.enabled=true" in settings)
+    objects.pop("ServiceMonitor", None)
+    assert set(objects) == {
+        *("ServiceAccount", "Role", "RoleBinding", "ConfigMap", "Service", "Deployment"),
+        *("NetworkPolicy", "PodDisruptionBudget"),
+    }
+    items = {"apiVersion": "v1", "kind": "List", "items": list(objects.values())}
+    options = ("--dry-run=server", "--validate=strict", "--filename", "-")
+    cluster.kubectl("apply", "--namespace", "default", *options, stdin=json.dumps(items).encode())
+
+
+def test_the_monitor_selects_the_service_and_its_port(helm: Path) -> None:
+    objects = rendered(helm, *EVERYTHING)
+    monitor, service = objects["ServiceMonitor"], objects["Service"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert (endpoint["scheme"], endpoint["path"]) == ("https", "/metrics")
+    given = rendered(helm, *EVERYTHING, "serviceMonitor.tlsConfig.insecureSkipVerify=true")
+    assert given["ServiceMonitor"]["spec"]["endpoints"][0]["tlsConfig"] == {"insecureSkipVerify": True}
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("replicas=3", "replicas"),
+        ("replicaCount=0", "replicaCount"),
+        ("image.pullPolicy=Sometimes", "pullPolicy"),
+        ("service.grpcPort=high", "grpcPort"),
+        ("serviceMonitor.enabled=perhaps", "serviceMonitor"),
+        ("tls.secretName=", "tls.secretName: name a Secret"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(helm: Path, setting: str, words: str) -> None:
+    done = template(helm, "--set", "tls.secretName=t", "--set", setting)
     assert done.returncode != 0
-    assert "replicas" in done.stderr
+    assert words in done.stderr

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,7 +19,7 @@ from holdfast.fleet.template import Template
 from holdfast.testing import engine_suite
 from holdfast.testing.engine_suite import Check
 from tests.support.kubernetes import images
-from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.cluster import NODE, Cluster
 
 from .conftest import read
 
@@ -30,19 +34,22 @@ async def fleet(cluster: Cluster) -> AsyncIterator[Fleet]:
         assert await fleet.list() == []
 
 
+#: The server through the shell of the image, and from an image of its own for an unprivileged user.
+TEMPLATES = {
+    "shell": Template(image=images.BUSYBOX, options=NEVER),
+    "server-image": Template(
+        image=images.DEBIAN,
+        user="1000",
+        workdir="/tmp",
+        options={**NEVER, "server_image": images.SERVER, "restricted": True, "read_only": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES.keys())
 @pytest.mark.parametrize("check", engine_suite.CHECKS, ids=lambda check: check.__name__)
-async def test_suite(check: Check, fleet: Fleet) -> None:
-    await engine_suite.run_check(check, fleet, Template(image=images.BUSYBOX, options=NEVER))
-
-
-@pytest.mark.parametrize(
-    "check",
-    [engine_suite.a_sandbox_lives_from_create_to_remove, engine_suite.a_pool_hands_out_each_sandbox_once],
-    ids=lambda check: check.__name__,
-)
-async def test_suite_with_the_server_from_an_image(check: Check, fleet: Fleet) -> None:
-    options = {**NEVER, "server_image": images.SERVER}
-    await engine_suite.run_check(check, fleet, Template(image=images.DEBIAN, options=options))
+async def test_suite(check: Check, fleet: Fleet, template: Template) -> None:
+    await engine_suite.run_check(check, fleet, template)
 
 
 async def test_the_fields_of_a_template_are_fields_of_the_pod(cluster: Cluster) -> None:
@@ -78,6 +85,22 @@ async def test_the_fields_of_a_template_are_fields_of_the_pod(cluster: Cluster) 
         assert box.ref.labels == {"task": "17", "not a label": "of Kubernetes"}
 
 
+async def test_an_idle_connection_takes_less_than_100_kilobytes(cluster: Cluster) -> None:
+    count = 10
+    async with contextlib.AsyncExitStack() as stack:
+        box = await stack.enter_async_context(
+            holdfast.create("kubernetes", image=images.BUSYBOX, network="host", options=NEVER)
+        )
+        connect = functools.partial(holdfast.connect, box.ref.address)
+        await stack.enter_async_context(connect())  # fills caches
+        tracemalloc.start()
+        stack.callback(tracemalloc.stop)
+        boxes = [await stack.enter_async_context(connect()) for _ in range(count)]
+        assert all([(await each.exec(["true"])).success for each in boxes])
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] / count < 100_000
+
+
 async def test_memory_is_limited(cluster: Cluster) -> None:
     async with holdfast.create("kubernetes", image=images.BUSYBOX, memory="128MiB", options=NEVER) as box:
         # Every page of a memory file system counts as memory of the pod.
@@ -106,6 +129,17 @@ async def test_an_image_without_a_shell_and_a_root_that_cannot_be_written(cluste
             await fleet.remove(ref.id)
 
 
+def failing(policy: str) -> dict[str, Any]:
+    """The spec of a pod whose first program fails; its other container never runs."""
+    fails = {
+        "name": "fails",
+        "image": images.BUSYBOX,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", "exit 7"],
+    }
+    return {"restartPolicy": policy, "initContainers": [fails]}
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -116,20 +150,25 @@ async def test_an_image_without_a_shell_and_a_root_that_cannot_be_written(cluste
         ({"image": images.BUSYBOX, "node": "nowhere"}, "not ready after 5 s: Unschedulable: .*didn't match"),
         ({"image": images.BUSYBOX, "class": "gvisor"}, "RuntimeClass .*gvisor.* not found"),
         ({"image": images.DEBIAN, "server": "holdfast.test/missing:1"}, "ErrImageNeverPull"),
+        # Nothing listens there.
+        ({"image": "127.0.0.1:1/missing:1", "pull": "missing"}, "ImagePullBackOff: .*127.0.0.1:1"),
+        ({"image": images.BUSYBOX, "pod": {"spec": failing("Never")}}, "fails: Error, exit code 7"),
+        ({"image": images.BUSYBOX, "pod": {"spec": failing("Always")}}, "CrashLoopBackOff: .*restarting failed"),
     ],
-    ids=["image", "name", "shell", "cpus", "node", "runtime", "server"],
+    ids=["image", "name", "shell", "cpus", "node", "runtime", "server", "pull", "crash", "crash loop"],
 )
 async def test_a_pod_that_does_not_run_is_removed_and_its_reason_is_the_error(
     fleet: Fleet, fields: dict[str, Any], reason: str
 ) -> None:
-    options = {**NEVER, "ready_timeout": 5.0}
-    for field, option in (("class", "runtime_class"), ("server", "server_image")):
-        if field in fields:
-            options[option] = fields.pop(field)
-    if node := fields.pop("node", None):
-        options["node_selector"] = {"kubernetes.io/hostname": node}
+    names = {"class": "runtime_class", "server": "server_image", "pull": "pull", "pod": "pod"}
+    options = {**NEVER, **{option: fields[field] for field, option in names.items() if field in fields}}
+    if "node" in fields:
+        options["node_selector"] = {"kubernetes.io/hostname": fields["node"]}
+    # Those that wait for a node fail with the time; the kubelet reports the others sooner.
+    options["ready_timeout"] = 5.0 if "not ready" in reason else 100.0
+    template = {name: value for name, value in fields.items() if name in ("image", "cpus")}
     with pytest.raises(SandboxError, match=reason):
-        await fleet.create(**fields, options=options)
+        await fleet.create(**template, options=options)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +187,52 @@ async def test_a_pod_that_does_not_run_is_removed_and_its_reason_is_the_error(
 async def test_what_cannot_be_honoured_is_refused(fleet: Fleet, fields: dict[str, Any], words: str) -> None:
     with pytest.raises((InvalidParams, SandboxError), match=words):
         await fleet.create(**fields)
+
+
+async def test_the_garbage_collector_removes_a_sandbox_with_its_owner(cluster: Cluster, fleet: Fleet) -> None:
+    cluster.kubectl("create", "configmap", "owner")
+    uid = read(cluster, "get", "configmap", "owner")["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": uid}
+    ref = await fleet.create(image=images.BUSYBOX, options={**NEVER, "owner": owner, "grace": 1})
+    cluster.kubectl("delete", "configmap", "owner")
+    cluster.await_object(f"pod/{ref.id}", "delete")
+
+
+async def test_the_kubelet_ends_a_sandbox_after_its_deadline(cluster: Cluster, fleet: Fleet) -> None:
+    ref = await fleet.create(image=images.BUSYBOX, options={**NEVER, "active_deadline": 1, "grace": 1})
+    cluster.await_object(f"pod/{ref.id}", "jsonpath={.status.reason}=DeadlineExceeded")
+    assert (await fleet.get(ref.id)).state == "ended"
+    await fleet.remove(ref.id)
+
+
+async def test_a_runtime_class_and_a_priority_of_the_cluster(cluster: Cluster) -> None:
+    cluster.apply(
+        {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "plain"}, "handler": "runc"},
+        {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": "low"},
+            "value": -10,
+        },
+    )
+    options = {**NEVER, "runtime_class": "plain", "priority_class": "low", "requests": {"cpu": "10m"}}
+    async with holdfast.create("kubernetes", image=images.BUSYBOX, options=options) as box:
+        assert (await box.exec(["true"])).success
+        spec = read(cluster, "get", "pod", box.ref.id)["spec"]
+        assert (spec["runtimeClassName"], spec["priority"]) == ("plain", -10)
+        assert spec["containers"][0]["resources"]["requests"] == {"cpu": "10m"}
+
+
+async def test_a_tainted_node_takes_sandboxes_that_tolerate_it(cluster: Cluster, fleet: Fleet) -> None:
+    cluster.kubectl("taint", "node", NODE, "holdfast.test/only=sandboxes:NoSchedule")
+    try:
+        with pytest.raises(SandboxError, match=r"Unschedulable: .*untolerated taint.*holdfast\.test/only"):
+            await fleet.create(image=images.BUSYBOX, options={**NEVER, "ready_timeout": 5.0})
+        tolerations = [{"key": "holdfast.test/only", "operator": "Exists"}]
+        async with fleet.block(image=images.BUSYBOX, options={**NEVER, "tolerations": tolerations}) as box:
+            assert (await box.exec(["true"])).success
+    finally:
+        cluster.kubectl("taint", "node", NODE, "holdfast.test/only-")
 
 
 async def test_a_cluster_that_does_not_enforce_policies_is_noticed(

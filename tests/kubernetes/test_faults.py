@@ -21,7 +21,7 @@ from holdfast.testing.sandbox_suite import Subject
 from tests.support.kubernetes import images
 from tests.support.kubernetes.cluster import Cluster
 
-from .conftest import MakePod, pod_object, read
+from .conftest import MakePod, pod_object
 
 PATIENCE = 120.0
 #: Enough that no buffer on the way holds all of it.
@@ -116,9 +116,9 @@ async def test_200_megabytes_each_way(cluster: Cluster, make_pod: MakePod) -> No
 
 
 async def exec_until_it_fails(box: Sandbox) -> None:
+    """Run a command that outlasts the test: it ends with the error of the sandbox."""
     async with asyncio.timeout(PATIENCE):
-        while True:
-            await box.exec(["sleep", "0.2"])
+        await box.exec(["sleep", "100000"])
 
 
 # --- the pod goes away -------------------------------------------------------------------------------------------
@@ -197,18 +197,19 @@ async def test_a_restarted_container_is_the_same_sandbox(cluster: Cluster, make_
     async with connected(name, reconnect_deadline=PATIENCE) as box:
         await box.start(["sleep", "600"], id="sleeper")
         await box.write_file("/tmp/end", "")
-        for _ in range(100):
-            with contextlib.suppress(UnknownProcess):
-                await box.process("sleeper")
-                await asyncio.sleep(0.2)
-                continue
-            break
+        restarted = "jsonpath={.status.containerStatuses[0].restartCount}=1"
+        await asyncio.to_thread(cluster.await_object, f"pod/{name}", restarted)
         assert (await box.exec(["echo", "again"])).stdout == "again\n"
-        status = read(cluster, "get", "pod", name)["status"]["containerStatuses"][0]
-        assert status["restartCount"] == 1
+        with pytest.raises(UnknownProcess):
+            await box.process("sleeper")
 
 
 # --- the fleet ---------------------------------------------------------------------------------------------------
+
+
+async def until_made(cluster: Cluster) -> None:
+    """Until the cluster has the pod of a sandbox."""
+    await asyncio.to_thread(cluster.await_object, "pod", "create", "--selector=holdfast.dev/sandbox")
 
 
 async def test_sandboxes_are_made_while_the_api_server_restarts(cluster: Cluster) -> None:
@@ -216,7 +217,7 @@ async def test_sandboxes_are_made_while_the_api_server_restarts(cluster: Cluster
         making = [
             asyncio.create_task(fleet.create(image=images.BUSYBOX, options={"pull": "never"})) for _ in range(4)
         ]
-        await asyncio.sleep(0.5)
+        await until_made(cluster)
         await asyncio.to_thread(cluster.kill, "kube-apiserver")
         cluster.start("kube-apiserver")
         refs = await asyncio.gather(*making, return_exceptions=True)
@@ -234,9 +235,10 @@ async def test_sandboxes_are_made_while_the_api_server_restarts(cluster: Cluster
 
 async def test_a_cancelled_create_leaves_nothing(cluster: Cluster) -> None:
     async with Fleet("kubernetes") as fleet:
-        making = asyncio.create_task(fleet.create(image=images.BUSYBOX, options={"pull": "never"}))
-        while not await fleet.list():
-            pass
+        # No node matches, so that the pod is not ready before the cancellation.
+        options = {"pull": "never", "node_selector": {"kubernetes.io/hostname": "nowhere"}}
+        making = asyncio.create_task(fleet.create(image=images.BUSYBOX, options=options))
+        await until_made(cluster)
         making.cancel()
         with pytest.raises(asyncio.CancelledError):
             await making

@@ -49,6 +49,13 @@ async def test_a_command_a_session_and_its_process(tmp_path: Path) -> None:
         assert "got it" in log.contents[0].text  # type: ignore[union-attr]
 
 
+async def test_a_command_runs_with_and_without_the_profile(tmp_path: Path) -> None:
+    async with in_process(tmp_path) as client:
+        shown = "shopt -q login_shell && echo login || echo plain"
+        assert (await call(client, "exec_command", cmd=shown))["output"] == "login\n"
+        assert (await call(client, "exec_command", cmd=shown, login=False))["output"] == "plain\n"
+
+
 async def test_a_process_by_its_id(tmp_path: Path) -> None:
     async with in_process(tmp_path) as client:
         began = await call(client, "exec_command", cmd="echo ready; exec sleep 600", yield_time_ms=250)

@@ -6,6 +6,7 @@ Their limits are in tests/service/test_escapes.py.
 from __future__ import annotations
 
 import asyncio
+import errno
 import glob
 import os
 import re
@@ -25,6 +26,7 @@ from holdfast.runtime.confine.features import detect_features
 from holdfast.runtime.confine.launch_plan import binds_descriptors, find_bwrap, plan_launch
 from holdfast.runtime.confine.resource_groups import hierarchies
 from holdfast.types import Confinement, ConfinementMode
+from tests.support.keys import SEARCH, session_key
 from tests.support.servers import RunningServer, is_alive, running_server
 from tests.support.signalling import send_signal
 
@@ -481,3 +483,15 @@ async def test_a_directory_that_becomes_a_link_while_its_jail_is_made(
         with pytest.raises(PermissionRefused, match="link"):
             await box.start(["sh", "-c", f"echo >{given}/new"], cwd="/", confinement=confinement)
     assert [each.name for each in outside.iterdir()] == ["secret"]
+
+
+@pytest.mark.skipif(not os.access("/usr/bin/python3", os.X_OK), reason="no /usr/bin/python3: it searches for keys")
+async def test_no_program_inherits_the_session_keyring_of_the_server(confinement: Confinement, work: Path) -> None:
+    """Also without the filter of system calls, which refuses `keyctl`."""
+    unfiltered = replace(confinement, network="host", seccomp=False)
+    search = ["/usr/bin/python3", "-c", SEARCH]
+    with session_key(), running_server() as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            assert int((await box.exec(search)).stdout) > 0
+            confined = await box.start(search, confinement=unfiltered)
+            assert (await confined.communicate())[0].decode().strip() == os.strerror(errno.ENOKEY)

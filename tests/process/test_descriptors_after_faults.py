@@ -13,8 +13,9 @@ import os
 import re
 import resource
 import shutil
+import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,33 +25,14 @@ from holdfast.client.sandbox import Sandbox
 from holdfast.errors import HoldfastError, UnknownShell
 from holdfast.runtime.durability import ledger as ledgers, records as r
 from holdfast.runtime.durability.ledger import Ledger, read_ledger
+from holdfast.runtime.output.output_log import PAGE
 from holdfast.types import Limits, TerminalSize
-from tests.process.test_exhaustion import fill
+from tests.process.test_exhaustion import empty, fill, fill_inodes
 from tests.process.test_recovery import DIE_BEFORE, Kill, kept
 from tests.process.test_shell_recovery import go, nobody
+from tests.support.descriptors import descriptors, settles
 from tests.support.file_systems import small_file_system
 from tests.support.servers import PATIENCE_SECONDS, RunningServer, running_server, server_environment
-
-#: Descriptors are closed a moment after the reply; nothing reports it.
-SETTLE_SECONDS = PATIENCE_SECONDS
-
-
-def descriptors(pid: int | str = "self") -> Counter[str]:
-    """The open files of a process, each without its unique part."""
-    found: Counter[str] = Counter()
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # of the listing itself
-            found[re.sub(r"\d+", "N", os.readlink(f"/proc/{pid}/fd/{name}"))] += 1
-    return found
-
-
-async def settles(what: str, pid: int, before: Counter[str]) -> None:
-    """Wait until a process has nothing open that it had not before."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + SETTLE_SECONDS
-    while more := descriptors(pid) - before:
-        assert loop.time() < deadline, f"{what} still has {dict(more)}"
-        await asyncio.sleep(0.02)
 
 
 class Both:
@@ -178,43 +160,126 @@ async def customized(directory: Path, script: str) -> AsyncIterator[tuple[Runnin
 # --- a spool that is full -----------------------------------------------------------------------------------------
 
 
-def _records(count: int) -> list[r.LedgerRecord]:
-    return [r.ProcessStarted(number, 1, 2.0) for number in range(count)]
+class Compacting:
+    """A ledger on a small file system during a compaction: its thread waits in front of its first file."""
+
+    def __init__(self, place: str, *, reserve_bytes: int) -> None:
+        self.path = f"{place}/ledger"
+        self.new_path = f"{self.path}.new"
+        self._before = descriptors()
+        self._written: list[r.LedgerRecord] = []
+        self._go = threading.Event()
+        self.ledger = Ledger(self.path, self._compaction, reserve_bytes=reserve_bytes)
+        self.write_until_it_compacts()
+
+    def _compaction(self, records: Iterable[r.LedgerRecord]) -> Iterable[r.LedgerRecord]:
+        self._go.wait(PATIENCE_SECONDS)
+        return records
+
+    def write(self, size: int = 0) -> None:
+        record = r.InputAccepted(len(self._written), "x" * size, 0)
+        self._written.append(record)
+        self.ledger.write(record)
+
+    def write_until_it_compacts(self) -> None:
+        while self.ledger._thread is None:
+            self.write()
+
+    def go_on(self) -> None:
+        """Let the thread end; the next record, or `settle`, puts the new file into its place."""
+        self._go.set()
+        if self.ledger._thread is not None:
+            self.ledger._thread.join()
+
+    def is_whole(self, *left: str) -> None:
+        """All records are there, in one file with one descriptor, and in no other."""
+        assert descriptors() - self._before == Counter({re.sub(r"\d+", "N", self.path): 1})
+        assert set(os.listdir(os.path.dirname(self.path))) == {"ledger", *left}
+        assert read_ledger(self.path)[1] == self._written
+
+    def compacts_again(self) -> None:
+        file = os.stat(self.path).st_ino
+        self.write_until_it_compacts()
+        self.ledger.settle()
+        assert os.stat(self.path).st_ino != file
+        self.is_whole()
+
+    def close(self) -> None:
+        self._go.set()
+        self.ledger.close()
+        assert descriptors() == self._before
 
 
-@pytest.mark.parametrize("room", range(28))
-def test_a_ledger_that_finds_no_room_at_any_step_of_its_compaction(
-    monkeypatch: pytest.MonkeyPatch, room: int
-) -> None:
-    """Room for its file, for what is set aside, for its records, for later ones: each finds the last page taken."""
-    page = os.sysconf("SC_PAGESIZE")
-    monkeypatch.setattr(ledgers, "COMPACT_BYTES", page)
-    with small_file_system("size=2m") as location:
-        path = f"{location}/ledger"
-        before = descriptors()
-        written = _records(2_000)
-        ledger = Ledger(path, lambda records: records, reserve_bytes=8 * page)
-        try:
-            for record in written[:-10]:
-                ledger.write(record)
-                if ledger._thread is not None:
-                    break
-            ledger.settle()
-            fill(location, leave=room * page)
-            ledger._compact_at = 0
-            for record in (noted := written[len(read_ledger(path)[1]) :]):
-                ledger.write(record)
-                ledger._compact_at = 0  # again and again
-            assert noted
-            ledger.settle()
-            assert descriptors() - before == Counter({re.sub(r"\d+", "N", path): 1})
-            assert set(os.listdir(location)) == {"ledger", "filler"}
-            os.unlink(f"{location}/filler")
-            ledger.write(r.ProcessStarted(2_000, 1, 2.0))
-        finally:
-            ledger.close()
-        assert read_ledger(path)[1] == [*written, r.ProcessStarted(2_000, 1, 2.0)]
-        assert descriptors() == before
+@pytest.fixture
+def compacting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compacting]:
+    monkeypatch.setattr(ledgers, "COMPACT_BYTES", PAGE)
+    with (
+        small_file_system("size=2m,nr_inodes=16") as place,
+        contextlib.closing(Compacting(place, reserve_bytes=8 * PAGE)) as compacting,
+    ):
+        yield compacting
+
+
+def test_a_compaction_without_an_inode_for_its_file(compacting: Compacting) -> None:
+    fill_inodes(os.path.dirname(compacting.path))
+    compacting.go_on()
+    compacting.is_whole("filler")
+    empty(os.path.dirname(compacting.path))
+    compacting.compacts_again()
+
+
+def test_a_compaction_without_room_for_its_reserve(compacting: Compacting) -> None:
+    fill(os.path.dirname(compacting.path))
+    compacting.go_on()
+    compacting.is_whole("filler")
+    empty(os.path.dirname(compacting.path))
+    compacting.compacts_again()
+
+
+def test_a_compaction_without_room_for_its_records(compacting: Compacting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system that reserves no room, the write itself is short."""
+    monkeypatch.setattr(ledgers, "_reserve", lambda *_: None)
+    fill(os.path.dirname(compacting.path), leave=PAGE)
+    compacting.go_on()
+    compacting.is_whole("filler")
+    empty(os.path.dirname(compacting.path))
+    compacting.compacts_again()
+
+
+def test_a_compaction_without_room_for_the_records_since(compacting: Compacting) -> None:
+    """They are in the reserve of the old file, and exceed that of the new one, which has a new reserve to keep."""
+    place = os.path.dirname(compacting.path)
+    compacting.write(size=12 * PAGE)
+    compacting.go_on()
+    fill(place)
+    compacting.ledger.settle()
+    compacting.is_whole("filler")
+    empty(place)
+    compacting.compacts_again()
+
+
+def test_a_compaction_whose_file_was_removed(compacting: Compacting) -> None:
+    compacting.go_on()
+    os.unlink(compacting.new_path)
+    compacting.ledger.settle()
+    compacting.is_whole()
+    compacting.compacts_again()
+
+
+def test_a_record_with_room_for_its_beginning_alone(compacting: Compacting) -> None:
+    """The part that was written would hide all later records."""
+    place = os.path.dirname(compacting.path)
+    compacting.go_on()
+    compacting.ledger.settle()
+    fill(place)
+    compacting.write(size=40 * PAGE)
+    compacting.write()
+    file = os.stat(compacting.path)
+    assert file.st_size == compacting.ledger._size
+    empty(place)
+    compacting.write()
+    compacting.ledger.settle()
+    compacting.is_whole()
 
 
 def test_a_new_ledger_that_a_killed_server_left_is_removed(tmp_path: Path) -> None:

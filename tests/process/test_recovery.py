@@ -495,6 +495,36 @@ async def test_a_kill_between_the_note_of_a_close_and_the_letting_go_leaves_no_d
             assert server.open_descriptors() == before
 
 
+#: The server dies when the file of a process's input exists and the keeper does not hold it yet.
+DIE_BEFORE_THE_INPUT_FILE_IS_HELD = """
+import os, signal
+from holdfast.runtime.durability.keeper_link import KeeperLink
+def keep(self, key, fds, path="", *, real=KeeperLink.keep):
+    if key.endswith(".input") and os.path.exists({flag!r}):
+        os.unlink({flag!r})
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(self, key, fds, path)
+KeeperLink.keep = keep
+"""
+
+
+@pytest.mark.parametrize("tty", [False, True])
+async def test_a_first_write_whose_file_the_keeper_did_not_get(tmp_path: Path, tty: bool) -> None:
+    flag = tmp_path / "die"
+    (tmp_path / "sitecustomize.py").write_text(DIE_BEFORE_THE_INPUT_FILE_IS_HELD.format(flag=str(flag)))
+    path = os.pathsep.join((str(tmp_path), server_environment()["PYTHONPATH"]))
+    with running_server(environ={"PYTHONPATH": path}) as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            size = TerminalSize() if tty else None
+            process = await box.start(["head", "-n", "1"], stdin="open", tty=size)
+            flag.touch()
+            await process.write(b"a line\n")
+            assert (await process.wait()).exit_code == 0
+            assert ((await box.status()).restarts, flag.exists()) == (1, False)
+            printed = await process.snapshot()
+            assert (printed.terminal if tty else printed.stdout).endswith(b"a line\r\n" if tty else b"a line\n")
+
+
 async def test_input_that_nobody_reads_is_bounded() -> None:
     async with kept() as (_, box, _):
         process = await box.start(["sleep", "1000"], stdin="open")

@@ -20,7 +20,8 @@ from holdfast.errors import ShellClosed, StdinClosed, UnknownProcess
 from holdfast.testing.sandbox_suite import TIMEOUTS
 from holdfast.types import CommandEnded, CommandSpec, OutputChunk, OutputGap, ShellStatus, StdinMode
 from tests.process.test_recovery import Kill, gone, kept
-from tests.support.servers import RunningServer, is_alive
+from tests.support.descriptors import descriptors, settles
+from tests.support.servers import PATIENCE_SECONDS, RunningServer, is_alive
 
 
 @pytest.fixture
@@ -475,23 +476,30 @@ async def test_a_shell_bound_to_its_connection_ends_with_it() -> None:
 async def test_descriptors_do_not_pile_up(tmp_path: Path) -> None:
     async with kept() as (server, box, kill):
         shell = await box.shell()
+        # The pipes of two commands are open, those of the last one and those for the next. With a timeout a command
+        # saves the exports, and opens the file that a shell otherwise opens once it was idle for a moment.
+        for _ in range(2):
+            await shell.run("/bin/true", timeout=PATIENCE_SECONDS)
+        before = descriptors(server.pid)
         gates = [tmp_path / f"gate{number}" for number in range(3)]
         for gate in gates:
             os.mkfifo(gate)
             await shell.run(f"read x <{gate} & /bin/true")
+        assert descriptors(server.pid) - before
         for gate in gates:
             await go(gate)
         await shell.run("wait; /bin/true")
         for _ in range(3):
             await shell.run("/bin/true")
-        before = server.open_descriptors()
-        await kill()  # the keeper reads the message
-        kept_before = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        # The pipes of the jobs end a moment after `wait` has returned.
+        await settles("the server", server.pid, before)
+        await kill()  # the keeper reads the messages
+        kept_before = descriptors(server.process.pid)
         for _ in range(3):
             await shell.run("/bin/true")
-        assert server.open_descriptors() == before
+        await settles("the next server", server.pid, before)
         await kill()
-        assert len(os.listdir(f"/proc/{server.process.pid}/fd")) == kept_before
+        await settles("the keeper", server.process.pid, kept_before)
         await shell.close()
         with pytest.raises(ShellClosed):
             await shell.run("true")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+from pathlib import Path
 
 import holdfast
-from tests.support.servers import RunningServer, running_server
+from tests.support.servers import PATIENCE_SECONDS, RunningServer, running_server, server_environment
 from tests.support.signalling import send_signal
 
 
@@ -96,3 +98,44 @@ async def test_a_continuation_prompt_is_still_known() -> None:
             await terminal.send("two'; (exit 4)\n")
             status = await terminal.wait_until_idle(30)
             assert (status.state, status.continuation, status.last_exit_code) == ("IDLE", False, 4)
+
+
+#: The next read of a terminal waits until the shell is about to print its prompt, and kills the server before the
+#: bytes are stored: the marks of the start and of the end of a command are in that read.
+DIE_AFTER_READ = """
+import os, signal, sys, time
+if "--kept" in sys.orig_argv:
+    from holdfast.runtime.durability.recorder import ProcessRecorder
+    real = ProcessRecorder.read_terminal
+    def read_and_die(*arguments):
+        if not os.path.exists({armed!r}):
+            return real(*arguments)
+        while not os.path.exists({prompted!r}):
+            time.sleep(0.001)
+        real(*arguments)
+        os.rmdir({armed!r})
+        os.kill(os.getpid(), signal.SIGKILL)
+    ProcessRecorder.read_terminal = read_and_die
+"""
+
+
+async def test_a_command_whose_marks_are_in_the_last_read_of_a_killed_server(tmp_path: Path) -> None:
+    armed, prompted = tmp_path / "armed", tmp_path / "prompted"
+    (tmp_path / "sitecustomize.py").write_text(DIE_AFTER_READ.format(armed=str(armed), prompted=str(prompted)))
+    paths = os.pathsep.join((str(tmp_path), server_environment()["PYTHONPATH"]))
+    with running_server(environ={"PYTHONPATH": paths}) as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            terminal = await box.terminal(["bash"], env={"HISTFILE": "", "HOME": str(tmp_path)}, login=False)
+            # The shell expands its prompt after it has printed the mark of the command's end.
+            await terminal.run(f"PS1='$(: >{prompted})$ '")
+            prompted.unlink()
+            armed.mkdir()
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                ended = await terminal.run("echo one; (exit 3)")
+            assert not armed.exists()
+            assert (ended.exit_code, ended.output, ended.timed_out) == (3, "one\n", False)
+            assert (await terminal.run("echo next")).output == "next\n"
+            printed = b"".join(
+                [event.payload for event in (await terminal.read()).events if event.type == "output"]
+            )
+            assert printed.count(b"one\r\n") == 1

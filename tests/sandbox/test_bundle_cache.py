@@ -262,6 +262,19 @@ def test_the_verb_tells_what_it_made(tmp_path: Path) -> None:
     assert reported["sha256"] == hashlib.sha256(output.read_bytes()).hexdigest()
 
 
+def test_the_parts_of_a_pod_bring_the_bundle_to_where_a_connection_searches_it(bundle: Bundle) -> None:
+    argv = [sys.executable, "-m", "holdfast", "bundle", "--init-container", "registry.example/server:1"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "XDG_CACHE_HOME": str(bundle.path.parents[2])}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
+    parts = json.loads(done.stdout)
+    (copying,), (mount,) = parts["initContainers"], parts["volumeMounts"]
+    assert copying["image"] == "registry.example/server:1"
+    assert copying["command"][-1] == mount["mountPath"] == f"/{bundle.name}"
+    refused = subprocess.run([*argv, "--no-interpreter"], env=environment, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "not with --no-interpreter" in refused.stderr
+
+
 def test_outside_a_bundle_we_start_ourselves_as_ever() -> None:
     assert self_exec.command() == [sys.executable]
     assert self_exec.holdfast() == [sys.executable, "-m", "holdfast"]

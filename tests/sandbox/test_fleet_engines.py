@@ -8,12 +8,14 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.errors import InvalidParams, SandboxError
+from holdfast.fleet.engine import FLEET_FIELDS, make_engine
 from holdfast.fleet.fleet import Fleet, create
-from holdfast.fleet.template import Template
+from holdfast.fleet.template import Mount, Template
 from holdfast.runtime.confine.resource_groups import hierarchies
 from holdfast.testing import engine_suite
 from holdfast.testing.engine_suite import Check
@@ -34,6 +36,7 @@ PODMAN_CHECKS = (
     engine_suite.a_sandbox_lives_from_create_to_remove,
     engine_suite.an_extension_moves_the_expiry,
     engine_suite.a_fork_has_the_files_and_not_the_processes,
+    engine_suite.a_fork_has_the_files_of_one_moment,
     engine_suite.a_paused_sandbox_does_nothing,
 )
 CASES = [
@@ -86,6 +89,9 @@ async def test_suite(kind: str, check: Check, request: pytest.FixtureRequest) ->
         ("bwrap", {"root": "/no/such/root"}, "engine bwrap: root"),
         ("bwrap", {"image": "/no/such/image.tar"}, "engine bwrap: image"),
         ("bwrap", {"mounts": ["/no/such/path:/x"]}, "engine bwrap: mounts"),
+        ("bwrap", {"mounts": ["/etc:/usr/no/such"]}, "engine bwrap: mounts: /usr/no/such"),
+        ("bwrap", {"workdir": "/usr/no/such"}, "engine bwrap: workdir: /usr/no/such"),
+        ("bwrap", {"mounts": ["/etc:/e"], "workdir": "/e/no/such"}, "engine bwrap: workdir: /e/no/such"),
         ("docker", {"root": "/"}, "engine docker: root"),
         ("docker", {}, "engine docker: image"),
         ("podman", {"image": "x", "options": {"pull": "perhaps"}}, "engine podman: options: pull"),
@@ -98,6 +104,85 @@ async def test_a_field_that_cannot_be_honoured_is_refused_by_its_name(
         require("bwrap")
     with pytest.raises(InvalidParams, match=words):
         await Fleet(engine).create(Template(**fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("user", ["hf-nobody", "root:hf-nobody"])
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes jails with several users")
+async def test_a_user_that_the_root_directory_does_not_have_is_refused(user: str, busybox_root: Path) -> None:
+    require("bwrap")
+    for root in (None, busybox_root):
+        with pytest.raises(InvalidParams, match="engine bwrap: user: hf-nobody"):
+            await Fleet("bwrap").create(user=user, root=root)
+
+
+#: A value for every field that an engine may lack.
+LACKED: dict[str, object] = {
+    "image": "x",
+    "root": "/",
+    "cpus": 1,
+    "memory": "1GiB",
+    "disk": "1GiB",
+    "processes": 9,
+    "network": "none",
+    "user": "nobody",
+    "mounts": ["/etc:/e"],
+    "options": {"hf-no-such-option": True},
+}
+
+
+@pytest.mark.parametrize("name", ["bwrap", "docker", "podman", "local"])
+async def test_every_field_that_an_engine_lacks_is_refused_by_its_name(name: str) -> None:
+    engine = make_engine(name)
+    usual = {"image": "x"} if "image" in engine.fields and name != "bwrap" else {}
+    lacked = LACKED.keys() - engine.fields
+    if name == "local":
+        lacked.add("network")  # it has "host" alone
+    assert set(Template.__struct_fields__) - FLEET_FIELDS <= LACKED.keys()
+    for field in lacked:
+        given = {**usual, field: LACKED[field]}
+        if field == "root":
+            given.pop("image", None)
+        with pytest.raises(InvalidParams, match=f"engine {name}: {field}: "):
+            await engine.check(Template(**given))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_other_field_is_visible_inside(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Limits and the network have tests of their own, which run into them."""
+    engine, template = subject(kind, request)
+    shared = tmp_path / "with, comma"
+    shared.mkdir(mode=0o755)
+    (shared / "data").write_text("from the host")
+    os.chmod(tmp_path, 0o755)
+    # Neither exists: the first is made by the engine for root, the second with the file for the user.
+    workdir, files = (f"{tmp_path if engine == 'local' else '/tmp'}/{name}" for name in ("work/deep", "files"))
+    fields: dict[str, Any] = {
+        "env": {"VALUE": "two\nlines, a = b"},
+        "workdir": workdir,
+        "files": {f"{files}/file": "text"},
+        "setup": [f"cat {files}/file > {files}/copy", ["sh", "-c", f'printf %s "$0" >> {files}/copy', "; more"]],
+        "labels": {"task": "17, a = b"},
+        "lifetime": 600,
+        "idle": 500,
+        "idle_while_running": True,
+    }
+    if engine != "local":
+        fields |= {"mounts": [Mount(str(shared), "/srv/with, comma")]}
+    if engine != "local" and os.geteuid() == 0:
+        fields |= {"user": "nobody:nogroup"}
+    async with Fleet(engine) as fleet, fleet.block(template, **fields) as box:
+        shown = await box.exec(["sh", "-c", f'pwd; cat {files}/copy; echo; echo "$VALUE"; id -un; id -gn'])
+        user = ["nobody", "nogroup"] if "user" in fields else shown.stdout.splitlines()[-2:]
+        assert shown.stdout.splitlines() == [workdir, "text; more", "two", "lines, a = b", *user], shown
+        if "mounts" in fields:
+            assert await box.read_text("/srv/with, comma/data") == "from the host"
+            assert not (await box.exec(["touch", "/srv/with, comma/more"])).success
+        (ref,) = await fleet.list(labels={"task": "17, a = b"})
+        assert ref.expires_at is not None
+        assert abs(ref.expires_at - ref.created_at - 600) < 1
+        assert (ref.record.template.idle, ref.record.template.idle_while_running) == (500.0, True)
 
 
 # --- jails --------------------------------------------------------------------------------------------------------
@@ -252,6 +337,17 @@ async def test_a_missing_image_is_named(docker: object) -> None:
         await Fleet("docker").create(image="hf-no-such-image", options={"pull": "never"})
 
 
+@pytest.mark.parametrize("kind", ["docker", "podman"])
+async def test_a_disk_limit_that_the_storage_driver_lacks_is_refused(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    engine, template = subject(kind, request)
+    async with Fleet(engine) as fleet:
+        with pytest.raises(InvalidParams, match=f"engine {kind}: disk: "):
+            await fleet.create(template, disk="8MiB")
+        assert await fleet.list() == []
+
+
 async def test_the_limits_of_a_container_hold(docker: object) -> None:
     async with create("docker", image="hf-busybox", memory="128MiB", processes=40, cpus=0.5) as box:
         forks = await box.exec(["sh", "-c", "for i in $(seq 60); do sleep 5 & done; wait"], timeout=60)
@@ -260,6 +356,16 @@ async def test_the_limits_of_a_container_hold(docker: object) -> None:
         assert "290" not in big.stdout or big.returncode != 0, big
         killed = await box.exec(["awk", 'BEGIN { x = "0123456789"; for (i = 0; i < 26; i++) x = x x }'])
         assert (killed.exit_code, killed.oom) == (137, True), killed
+
+
+async def test_a_container_out_of_memory_leaves_no_file_here(
+    podman: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with create("podman", image="hf-busybox", memory="128MiB") as box:
+        killed = await box.exec(["awk", 'BEGIN { x = "0123456789"; for (i = 0; i < 26; i++) x = x x }'])
+        assert killed.oom, killed
+    assert os.listdir(tmp_path) == []
 
 
 async def test_labels_of_a_committed_container_do_not_make_a_sandbox(docker: object) -> None:

@@ -41,7 +41,12 @@ def fleet_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
 
 
 def jail_cgroups() -> list[str]:
-    return [str(path) for path in Path("/sys/fs/cgroup").glob("**/holdfast-jails/holdfast-*")]
+    # Unlike a glob, os.walk goes on when another program removes a cgroup meanwhile.
+    found = []
+    for directory, names, _ in os.walk("/sys/fs/cgroup"):
+        if os.path.basename(directory) == "holdfast-jails":
+            found += [os.path.join(directory, name) for name in names if name.startswith("holdfast-")]
+    return found
 
 
 def run(argv: list[str]) -> subprocess.CompletedProcess[str]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import platform
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 
 from holdfast.errors import SandboxError
 from holdfast.fleet.fleet import Fleet, create
+from tests.support.keys import session_key
 from tests.support.parts import require
 
 ATTACKS = Path(__file__).with_name("jail_attacks.py")
@@ -108,12 +107,8 @@ async def test_a_link_in_a_forked_jail_does_not_lead_root_to_the_host(tmp_path: 
 @pytest.fixture
 def keyring() -> Iterator[None]:
     """A key in the session keyring of this process, as a login with Kerberos has one."""
-    libc, number = ctypes.CDLL(None, use_errno=True), {"x86_64": 248, "aarch64": 217}.get(platform.machine())
-    if number is None or libc.syscall(number, b"user", b"hf-secret", b"secret", 6, -3) == -1:
-        pytest.skip("no key can be added to a session keyring here")
-    yield
-    serial = libc.syscall(number + 2, 10, -3, b"user", b"hf-secret", 0)  # KEYCTL_SEARCH
-    libc.syscall(number + 2, 9, serial, -3)  # KEYCTL_UNLINK
+    with session_key():
+        yield
 
 
 @pytest.mark.parametrize("network", ["none"])

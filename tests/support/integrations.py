@@ -62,11 +62,20 @@ def requirements(name: str) -> str:
     return "\n".join([(REQUIREMENTS / f"{name}.txt").read_text(), *_project()["dependencies"], ""])
 
 
+def _effective(text: str) -> list[str]:
+    """The lines that decide what is installed: packages, and the two kinds of settings in comments."""
+    return [
+        line
+        for line in text.splitlines()
+        if (line and not line.startswith("#")) or re.match(r"# (python|npm) ", line)
+    ]
+
+
 def interpreter(name: str) -> Path | None:
     """The Python of an environment, or None if it is missing or was made from other requirements."""
     made = environment(name)
     with contextlib.suppress(FileNotFoundError):
-        if (made / STAMP).read_text() == requirements(name):
+        if _effective((made / STAMP).read_text()) == _effective(requirements(name)):
             return made / "bin" / "python"
     return None
 

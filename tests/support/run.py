@@ -23,8 +23,16 @@ TESTS_FAILED = 1
 
 
 def pytest(outcomes: Path, *arguments: str) -> int:
+    """Run pytest with files in a directory of its own.
+
+    pytest's default is one directory for all runs of a user, which every new run closes to other users; tests start
+    programs as other users.
+    """
+    directory = outcomes.with_suffix("")
     return subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments], cwd=ROOT, env={**os.environ, OUTCOMES: str(outcomes)}
+        [sys.executable, "-m", "pytest", f"--basetemp={directory}", *arguments],
+        cwd=ROOT,
+        env={**os.environ, OUTCOMES: str(outcomes)},
     ).returncode
 
 
@@ -37,8 +45,9 @@ def workers(cores: int) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    with tempfile.TemporaryDirectory() as directory:
-        first, second = Path(directory, "first.json"), Path(directory, "second.json")
+    # A short path: tests make sockets below it, whose paths have at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="hf-") as directory:
+        first, second = Path(directory, "1.json"), Path(directory, "2.json")
         code = pytest(first, "-n", str(workers(len(os.sched_getaffinity(0)))), "--dist", "loadscope", *arguments)
         if not first.exists():
             return code or TESTS_FAILED

@@ -9,10 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
+from typing import Final
 
 from holdfast.launch import pidfd_signals
 from tests.support.servers import MARK_VARIABLE, is_alive
 
+#: The longest that a process counts as being in the middle of execve(2).
+EXEC_SECONDS: Final = 10.0
 #: One of them is in the environment of what a test starts, and of all below that.
 _OF_A_TEST = tuple(f"{name}=".encode() for name in (MARK_VARIABLE, "HOLDFAST_DIRECTORY", "PYTEST_CURRENT_TEST"))
 
@@ -49,10 +53,20 @@ def started_by_a_test(pid: int) -> bool:
         return True
     if _descends(os.getpid(), pid):
         return False
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-        variables = file.read().split(b"\0")
-        return any(variable.startswith(_OF_A_TEST) for variable in variables)
-    return False
+    return any(variable.startswith(_OF_A_TEST) for variable in _environment(pid))
+
+
+def _environment(pid: int) -> list[bytes]:
+    """The variables of a process. In the middle of execve(2) it has none: then they are read again."""
+    deadline = time.monotonic() + EXEC_SECONDS
+    while True:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                text = file.read()
+        except OSError:
+            return []
+        if text or time.monotonic() > deadline or not is_alive(pid):
+            return text.split(b"\0")
 
 
 def _descends(pid: int, ancestor: int) -> bool:

@@ -73,6 +73,8 @@ class FakeApi:
             return _refuse(connection, 404, "NotFound", 'pods "web" not found')
         if request.path.partition("?")[0].endswith("/exec"):
             return None
+        if "watch=true" in request.path:
+            return connection.respond(http.HTTPStatus.OK, json.dumps({"type": "ADDED", "object": self.pod}) + "\n")
         return connection.respond(http.HTTPStatus.OK, json.dumps(self.pod))
 
     async def _exec(self, socket: ServerConnection) -> None:

@@ -21,8 +21,9 @@ from holdfast.fleet.record import decode_record, new_record
 from holdfast.fleet.template import Template
 from holdfast.sandboxes.kubernetes import exec_socket
 from holdfast.sandboxes.kubernetes.api import ApiError, acquire, api_error, release
+from holdfast.sandboxes.kubernetes.credentials import Credentials
 from holdfast.sandboxes.kubernetes.exec_socket import Ended, read_ended
-from holdfast.sandboxes.kubernetes.kubeconfig import load_config
+from holdfast.sandboxes.kubernetes.kubeconfig import ClusterConfig, load_config
 from holdfast.sandboxes.kubernetes.pod import Pod
 from tests.sandbox.kubectl import pod_object
 
@@ -76,6 +77,20 @@ async def test_a_refused_token_is_read_again(api: FakeApi, tmp_path: Path) -> No
         await release(client)
 
 
+async def test_a_watch_with_a_refused_token_reads_it_again(api: FakeApi, tmp_path: Path) -> None:
+    client = acquire()
+    try:
+        path = "/api/v1/namespaces/team/pods/web"
+        await client.request("GET", path)
+        api.token = "second"
+        with pytest.raises(ApiError, match="Unauthorized"):
+            _ = [each async for each in client.watch(path, dict[str, Any])]
+        (tmp_path / "token").write_text("second\n")
+        assert [kind async for kind, _ in client.watch(path, dict[str, Any])] == ["ADDED"]
+    finally:
+        await release(client)
+
+
 async def test_what_the_api_refuses_is_final(api: FakeApi) -> None:
     api.pod = None
     with pytest.raises(SandboxGone, match="kubernetes:team/web: there is no such pod"):
@@ -105,6 +120,25 @@ def test_the_outcome_of_a_command(status: Any, ended: Ended) -> None:
 
 def test_an_error_that_a_proxy_wrote() -> None:
     assert str(api_error(502, b"<html>bad gateway</html>")) == "HTTP 502: <html>bad gateway</html>"
+
+
+@pytest.mark.parametrize(
+    ("server", "variables", "proxy"),
+    [
+        ("https://10.0.0.1:6443", {}, None),
+        ("https://10.0.0.1:6443", {"HTTPS_PROXY": "http://proxy:3128"}, "http://proxy:3128"),
+        ("https://10.0.0.1:6443", {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "10.0.0.1"}, None),
+        ("https://127.0.0.1:6443", {"HTTPS_PROXY": "http://proxy:3128"}, None),
+    ],
+)
+def test_the_proxy_of_the_environment(
+    server: str, variables: dict[str, str], proxy: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert Credentials(ClusterConfig(server)).proxy == proxy
 
 
 # --- kubeconfig --------------------------------------------------------------------------------------------------
@@ -237,6 +271,10 @@ def test_options_become_fields_of_the_pod() -> None:
         (
             {"containerStatuses": [{"name": "sandbox", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
             (False, True, "ImagePullBackOff"),
+        ),
+        (
+            {"initContainerStatuses": [{"name": "i", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]},
+            (False, True, "CrashLoopBackOff"),
         ),
         ({"phase": "Failed", "reason": "Evicted", "message": "disk"}, (False, True, "Evicted: disk")),
         (

@@ -165,6 +165,19 @@ def test_a_test_signals_what_it_has_started_and_not_the_program_that_runs_it(fam
         send_signal(os.getpid(), signal.SIGCONT)
 
 
+def test_a_process_in_the_middle_of_an_exec_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel shows an empty environment then; the parent of an orphan is no test."""
+    script = tmp_path / "script"
+    script.write_text('#!/bin/sh\nexec "$0"\n')
+    script.chmod(0o755)
+    monkeypatch.setattr("tests.support.signalling._descends", lambda pid, ancestor: False)
+    with subprocess.Popen([str(script)], stdin=subprocess.DEVNULL) as process:
+        try:
+            assert all(started_by_a_test(process.pid) for _ in range(2_000))
+        finally:
+            process.kill()
+
+
 def test_a_process_that_has_ended_and_is_not_reaped_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that init has inherited: on some machines it is reaped late, and its environment is gone."""
     monkeypatch.setattr("tests.support.signalling._descends", lambda pid, ancestor: False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from types import TracebackType
@@ -221,7 +222,7 @@ class Shell:
             except UnicodeEncodeError:
                 raise InvalidParams("command: holds half of a surrogate pair, which is no character") from None
         spec = CommandSpec(
-            command_id=secrets.token_hex(8),
+            command_id=os.urandom(8).hex(),
             command=command,
             cwd=optional_path(cwd),
             env=check_env(env),

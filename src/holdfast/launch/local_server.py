@@ -25,6 +25,10 @@ MAX_SOCKET_PATH = 107
 PARENTS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 #: A larger log is renamed when the next server starts; one older log is retained.
 MAX_LOG_BYTES = 1024 * 1024
+#: How long a server may take to listen. A server that ends is noticed at once; with fifty programs on two cores the
+#: start of its interpreter has taken more than ten seconds. Less than the handshake of a channel, which waits for
+#: the start.
+START_SECONDS = 25.0
 #: The part of the log in an error: enough for a traceback, less than a screen.
 LOG_TAIL_BYTES = 2_000
 
@@ -85,7 +89,9 @@ def is_running() -> bool:
     return True
 
 
-def connect_server(*, start_timeout: float = 10, environ: Mapping[str, str] | None = None) -> socket.socket:
+def connect_server(
+    *, start_timeout: float = START_SECONDS, environ: Mapping[str, str] | None = None
+) -> socket.socket:
     """Return a connection to the machine's server; starts one if none runs, in this environment or in `environ`."""
     connection = connect_at(socket_path())
     if connection is not None:
@@ -107,7 +113,9 @@ def hold_start_lock() -> Iterator[None]:
         os.close(lock)
 
 
-def start_locked(*, start_timeout: float = 10, environ: Mapping[str, str] | None = None) -> socket.socket:
+def start_locked(
+    *, start_timeout: float = START_SECONDS, environ: Mapping[str, str] | None = None
+) -> socket.socket:
     """`connect_server` for a caller that holds the lock."""
     path = socket_path()
     connection = connect_at(path)
@@ -119,7 +127,7 @@ def start_locked(*, start_timeout: float = 10, environ: Mapping[str, str] | None
     return connection
 
 
-def ensure_server(*, start_timeout: float = 10, environ: Mapping[str, str] | None = None) -> str:
+def ensure_server(*, start_timeout: float = START_SECONDS, environ: Mapping[str, str] | None = None) -> str:
     """Return the path of the socket of the machine's server; starts one if none runs, as `connect_server` does."""
     connect_server(start_timeout=start_timeout, environ=environ).close()
     return socket_path()

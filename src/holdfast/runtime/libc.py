@@ -34,6 +34,10 @@ _STATX_TYPE_AND_INO: Final = 0x101
 #: stx_mode and stx_ino; major and minor of stx_rdev, and of stx_dev.
 _STATX: Final = struct.Struct("=28xH2xQ88x4I")
 
+# close_range(2), the same number on every machine; in the C library since glibc 2.34
+_CLOSE_RANGE_CALL: Final = 436
+_CLOSE_RANGE_UNSHARE: Final = 2
+
 # spawn.h, the same numbers in glibc and musl
 _POSIX_SPAWN_SETSIGDEF: Final = 0x04
 _POSIX_SPAWN_SETSIGMASK: Final = 0x08
@@ -129,6 +133,17 @@ def child_signals() -> int:
     if fd < 0:
         raise _last_error()
     return fd
+
+
+def unshare_descriptors(keep: int) -> None:
+    """Give the calling thread a descriptor table of its own, with the standard descriptors and `keep` (at least 3).
+
+    The other threads keep theirs. Needs no privilege, unlike unshare(2) in many containers.
+    """
+    last = ctypes.c_uint(-1)
+    if _libc.syscall(_CLOSE_RANGE_CALL, ctypes.c_uint(keep + 1), last, _CLOSE_RANGE_UNSHARE) != 0:
+        raise _last_error()
+    os.closerange(3, keep)
 
 
 def become_subreaper() -> None:

@@ -353,6 +353,9 @@ class LocalExec:
             with contextlib.suppress(builtins.TimeoutError):
                 async with asyncio.timeout(wait):
                     await process.wait_news(after_seq)
+        else:
+            # A caller that reads in a loop must not keep the event loop from the streams that it waits for.
+            await asyncio.sleep(0)
         return process.read(after_seq, DEFAULT_READ_BYTES if max_bytes is None else max_bytes, timing=timing)
 
     def events(self, process_id: str, *, after_seq: int = 0, window: int | None = None) -> EventStream:

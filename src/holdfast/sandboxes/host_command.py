@@ -52,6 +52,7 @@ async def run_host_command(
     stdin: Path | bytes = b"",
     seconds: float | None = None,
     env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
     kept_bytes: int = KEPT_BYTES,
 ) -> Outcome:
     """Run a command with this input; a file becomes its stdin. `ConnectionLost` if it takes too long."""
@@ -63,6 +64,7 @@ async def run_host_command(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=None if env is None else dict(env),
+            cwd=cwd,
             start_new_session=True,
         )
     except OSError as error:

@@ -195,15 +195,26 @@ async def a_paused_sandbox_does_nothing(fleet: Fleet, template: Template) -> Non
         return
     async with _made(fleet, template) as ref:
         async with await fleet.connect(ref.id) as box:
-            await box.start(["sh", "-c", "while :; do date +%s%N > /tmp/tick; done"], id="ticker")
-            await box.exec(["sh", "-c", "until [ -s /tmp/tick ]; do :; done"])
+            await box.start(["sh", "-c", "while :; do cat /proc/uptime >> /tmp/ticks; done"], id="ticker")
+            await box.exec(["sh", "-c", "until [ -s /tmp/ticks ]; do :; done"])
+            # The clock inside beside ours: they are those of two machines, or the same one.
+            before = time.monotonic()
+            inside = float((await box.exec(["cat", "/proc/uptime"])).stdout.split()[0])
+            after = time.monotonic()
         await fleet.pause(ref.id)
+        paused = time.monotonic()
         assert (await fleet.get(ref.id)).state == "paused"
         await _raises(InvalidParams, fleet.connect(ref.id))
+        await asyncio.sleep(0.2)  # many turns of the loop
+        resumed = time.monotonic()
         await fleet.resume(ref.id)
         assert (await fleet.get(ref.id)).state == "running"
         async with await fleet.connect(ref.id) as box:
-            assert (await box.exec(["echo", "again"])).stdout == "again\n"
+            # An engine that ends the processes of a paused sandbox may have removed the file with them.
+            shown = await box.exec(["sh", "-c", "echo again; cat /tmp/ticks 2>/dev/null"])
+            assert shown.stdout.startswith("again\n")
+            ticks = [float(line.split()[0]) - inside for line in shown.stdout.splitlines()[1:-1]]
+            assert not [tick for tick in ticks if paused < tick + before and tick + after < resumed]
 
 
 async def a_fork_has_the_files_and_not_the_processes(fleet: Fleet, template: Template) -> None:
@@ -233,6 +244,39 @@ async def a_fork_has_the_files_and_not_the_processes(fleet: Fleet, template: Tem
             assert await branch.read_file("/srv/d/f") == b"one\n"
             assert branch.ref.record.bound
         await _raises(SandboxGone, fleet.get(branch.ref.id))
+
+
+async def a_fork_has_the_files_of_one_moment(fleet: Fleet, template: Template) -> None:
+    """A program writes its files in turn. It is stopped during the copy: no two files are more than a turn apart."""
+    if type(fleet.engine).fork is Engine.fork:
+        return
+    count = 40
+    # Some seconds to copy, in which the program would write every file again if it ran.
+    script = f"""
+        i=0; while [ $i -lt {count} ]; do head -c 200000 /dev/zero > $i.data; i=$((i+1)); done; echo yes > /srv/ready
+        n=0; while :; do n=$((n+1)); i=0; while [ $i -lt {count} ]; do echo $n > $i; i=$((i+1)); done; done
+    """
+    async with _made(fleet, template) as ref:
+        async with await fleet.connect(ref.id) as box:
+            await box.exec(["mkdir", "-p", "/srv/turns"])
+            await box.start(["sh", "-c", script], cwd="/srv/turns", id="writer")
+            await box.exec(["sh", "-c", "until [ -s /srv/ready ] && [ -s /srv/turns/0 ]; do :; done"])
+        forked = await fleet.fork(ref.id)
+        try:
+            async with await fleet.connect(forked.id) as copy:
+                shown = await copy.exec(
+                    ["sh", "-c", f"cd /srv/turns; for i in $(seq 0 {count - 1}); do echo $(cat $i); done"]
+                )
+            async with await fleet.connect(ref.id) as box:
+                assert (await box.process("writer")).info.running, "it goes on after the fork"
+        finally:
+            await fleet.remove(forked.id)
+    # The file that is being written is empty for a moment, and those of the first turn may be missing behind it.
+    turns = [int(line or "-1") for line in shown.stdout.split("\n")[:count]]
+    assert turns.count(-1) <= 1 or max(turns) == 1, turns
+    written = [turn for turn in turns if turn != -1]
+    assert max(written) - min(written) <= 1, turns
+    assert written == sorted(written, reverse=True), turns
 
 
 async def many_creates_at_once_succeed(fleet: Fleet, template: Template) -> None:
@@ -275,6 +319,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     without_a_network_nothing_is_reached,
     a_paused_sandbox_does_nothing,
     a_fork_has_the_files_and_not_the_processes,
+    a_fork_has_the_files_of_one_moment,
     many_creates_at_once_succeed,
     a_pool_hands_out_each_sandbox_once,
 )

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
 import re
 import shlex
@@ -23,6 +25,10 @@ from holdfast.transport.stream import StreamChannel
 from holdfast.types import MAX_MESSAGE_BYTES
 from holdfast.wire.framing import Oversized
 
+#: The default capacity of a pipe, and the capacity of the command's stdout after a read of a full pipe: fewer, larger
+#: reads. Not before, because the kernel limits the capacity of all pipes of a user together.
+PIPE_BYTES: Final = 64 * 1024
+GROWN_PIPE_BYTES: Final = 1024 * 1024
 #: The tail of the command's stderr that is held: enough for a traceback.
 STDERR_TAIL_BYTES: Final = 64 * 1024
 #: The part of it in the error: the last lines have the reason.
@@ -187,6 +193,15 @@ class CommandChannel(StreamChannel):
         process.stdin.close()
         super().__init__(read_fd, write_fd, command, description=name, max_message_bytes=limit, lend=lend)
         self._command = command
+        self._grown = False
+
+    def _deliver_bulk(self, count: int, deliver: Callable[[bytes | Oversized], None]) -> None:
+        if sys.platform == "linux" and count >= PIPE_BYTES and not self._grown:
+            self._grown = True
+            # Over the user's limit of pipe memory the small pipe works too.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self._read_fd, fcntl.F_SETPIPE_SZ, GROWN_PIPE_BYTES)
+        super()._deliver_bulk(count, deliver)
 
     def close(self) -> None:
         self._command.closed_by_us()

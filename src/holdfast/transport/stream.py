@@ -115,10 +115,13 @@ class StreamChannel:
         if self._closed or self._write_error is not None:
             return
         frame = self._framed(message)
-        self._queue.append(frame)
-        self._queued_bytes += len(frame)
-        if not self._armed:
-            self._pump()
+        if self._armed or self._pumping or self._passing:
+            self._queue.append(frame)
+            self._queued_bytes += len(frame)
+            if not self._armed:
+                self._pump()
+        else:
+            self._send_now(frame)
 
     def set_source(self, source: Source | None) -> None:
         self._source = source
@@ -198,7 +201,8 @@ class StreamChannel:
             if count < 0:
                 return
             if room is None:
-                for message in self._frames.feed(data):
+                whole = self._frames.whole(data)
+                for message in self._frames.feed(data) if whole is None else (whole,):
                     deliver(message)
                     if self._closed:
                         return
@@ -248,6 +252,20 @@ class StreamChannel:
             self._pumping = False
             if self._drained and not self._queued_bytes:
                 self._wake_drained()
+
+    def _send_now(self, frame: bytes) -> None:
+        """Send a control message on an idle channel, on which no other bytes wait: the last pump sent all."""
+        try:
+            written = os.write(self._write_fd, frame)
+        except (BlockingIOError, InterruptedError):
+            written = 0
+        except OSError as error:
+            self._write_failed(error)
+            return
+        if written < len(frame):
+            self._rest, self._rest_is_control = memoryview(frame)[written:], True
+            self._queued_bytes += len(frame) - written
+            self._arm()
 
     def _next_control(self) -> bytes:
         """The next control message, joined with the following ones if they are small, for a single write."""

@@ -120,6 +120,11 @@ class Codec:
 
     def decode_body(self, raw: Raw | UnsetType, kind: type[T], what: str) -> T:
         """Decode `params` or `result` as `kind`, which errors name `what`. Absent or null is an empty object."""
+        if self.encoding == "msgpack" and raw is not UNSET:
+            try:
+                return msgspec.msgpack.decode(raw, type=kind)
+            except (ValueError, RecursionError):
+                pass  # absent, in JSON, or an error, which is reported below; the errors of msgspec are ValueErrors
         try:
             # Only the head is copied: a body may hold a megabyte of output.
             head = b"" if raw is UNSET else bytes(memoryview(raw)[:5])

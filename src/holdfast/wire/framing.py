@@ -116,6 +116,21 @@ class FrameReader:
             if following != b"" or self._lengths:
                 yield following
 
+    def whole(self, data: bytes) -> bytes | None:
+        """The message, if `data` is exactly one message with its length; None if not: use `feed`.
+
+        Nearly every read returns one whole message, which then needs no buffer and no generator.
+        """
+        if (
+            self._lengths
+            and not self._buffer
+            and not self._skipping
+            and len(data) >= LENGTH_BYTES
+            and int.from_bytes(data[:LENGTH_BYTES], "big") == len(data) - LENGTH_BYTES <= self._limit
+        ):
+            return data[LENGTH_BYTES:]
+        return None
+
     def _next_line(self) -> bytes | Oversized | None:
         end = self._buffer.find(b"\n", self._scanned)
         if end < 0:

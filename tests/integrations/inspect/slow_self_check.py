@@ -10,12 +10,11 @@ from inspect_ai.util import SandboxEnvironment
 from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 
 from holdfast.integrations.inspect_ai import Config, HoldfastSandbox
-from tests.support.engines import Missing, debian_root, docker_engine, podman_engine
+from tests.support.engines import Missing, docker_engine, podman_engine
+from tests.support.inspect_root import inspect_root
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 IMAGE = "hf-inspect"
-#: A check adds a user by the programs of the image.
-PACKAGES = ("adduser", "findutils", "libpam-modules", "passwd", "perl-base", "procps")
 #: An unprivileged user by the configuration, and one of the image.
 CONFIGS = {
     "docker-root": Config(engine="docker", image=IMAGE, options={"pull": "never"}),
@@ -28,11 +27,7 @@ CONFIGS = {
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    root = debian_root(tmp_path_factory.mktemp("image") / "root", *PACKAGES)
-    (root / "home").mkdir(exist_ok=True)
-    (root / "etc/shadow").touch(mode=0o600)
-    for kind in ("auth", "account", "password", "session"):
-        (root / f"etc/pam.d/common-{kind}").write_text(f"{kind} required pam_permit.so\n")
+    root = inspect_root(tmp_path_factory.mktemp("image") / "root")
     try:
         with docker_engine() as docker, podman_engine() as podman:
             docker.image(root, IMAGE)

@@ -21,7 +21,7 @@ from typing import Any, Final
 import yaml
 
 from tests.support import engines
-from tests.support.engines import Missing
+from tests.support.engines import COMMAND_SECONDS, Missing
 from tests.support.kubernetes import build, images
 from tests.support.kubernetes.certificates import Authority
 from tests.support.signalling import send_signal
@@ -139,35 +139,52 @@ class Cluster:
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
-                self.kubectl("get", "serviceaccount", "default")
-                return
-            except Missing:
-                if time.monotonic() > deadline:
-                    raise
+                self.kubectl("get", "--raw", "/readyz")
+                break
+            except Missing as not_yet:
+                self._check_programs(not_yet, time.monotonic() > deadline)
+            # Before it listens, nothing can be watched.
             time.sleep(0.2)
+        self.await_object("serviceaccount/default", "create")
 
     def await_ready(self) -> None:
         """Until the API answers, the node is ready and pods can be made."""
-        deadline = time.monotonic() + START_SECONDS
-        while True:
+        self.await_api()
+        try:
+            self.await_object(f"node/{NODE}", "create")
+            self.await_object(f"node/{NODE}", "condition=Ready")
+        except Missing as not_yet:
+            self._check_programs(not_yet, True)
+
+    def await_object(self, name: str, condition: str, *options: str) -> None:
+        """Until an object has a condition of `kubectl wait`, which watches it."""
+        self.kubectl("wait", f"--for={condition}", name, f"--timeout={COMMAND_SECONDS - 10:.0f}s", *options)
+
+    def watch(self, *arguments: str) -> Iterator[Any]:
+        """The objects of a `kubectl get --watch`: those that exist, then each change, for `START_SECONDS`."""
+        command = [self.programs / "kubectl", "--kubeconfig", self.kubeconfig, "get", *arguments]
+        options = ["--watch", "--output", "json", f"--request-timeout={START_SECONDS:.0f}s"]
+        decoder, text = json.JSONDecoder(), ""
+        with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None
             try:
-                nodes = json.loads(self.kubectl("get", "nodes", "--output", "json"))["items"]
-                self.kubectl("get", "serviceaccount", "default")
-                conditions = {
-                    each["type"]: each["status"] for node in nodes for each in node["status"]["conditions"]
-                }
-                if conditions.get("Ready") == "True":
-                    return
-                reason = json.dumps(conditions)
-            except Missing as not_yet:
-                reason = str(not_yet)
-            if time.monotonic() > deadline:
-                logs = "\n".join(f"{name}: {self.log(name)[-1500:]}" for name in self._commands)
-                raise Missing(f"the cluster did not come up: {reason}\n{logs}")
-            for name, process in self._running.items():
-                if process.poll() is not None:
-                    raise Missing(f"{name} ended: {self.log(name)[-2000:]}")
-            time.sleep(0.2)
+                # kubectl writes one object after another, each on several lines that end with a single brace.
+                for line in watching.stdout:
+                    text += line
+                    if line == "}\n":
+                        yield decoder.decode(text)
+                        text = ""
+            finally:
+                watching.kill()
+
+    def _check_programs(self, not_yet: Missing, is_late: bool) -> None:
+        """`Missing` with the logs if a program has ended, or the time is over."""
+        for name, process in self._running.items():
+            if process.poll() is not None:
+                raise Missing(f"{name} ended: {self.log(name)[-2000:]}")
+        if is_late:
+            logs = "\n".join(f"{name}: {self.log(name)[-1500:]}" for name in self._running)
+            raise Missing(f"the cluster did not come up: {not_yet}\n{logs}")
 
     # --- what is written before it starts ----------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ BUSYBOX: Final = "holdfast.test/busybox:1"
 DEBIAN: Final = "holdfast.test/debian:1"
 #: A static program that sleeps, and nothing else.
 EMPTY: Final = "holdfast.test/empty:1"
+#: For Inspect's self-check; the test of it imports it.
+INSPECT: Final = "holdfast.test/inspect:1"
 #: The bundle and nothing else, for init containers.
 SERVER: Final = "holdfast.test/server:1"
 _MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}

@@ -68,6 +68,13 @@ async def test_a_short_command_ends_within_its_window() -> None:
     assert unified.sessions() == {}
 
 
+async def test_a_shell_without_login_skips_the_profile() -> None:
+    unified, fake, _ = tools()
+    assert (await unified.exec_command("say x", login=False)).output == "x"
+    await unified.call({"name": "exec_command", "arguments": {"cmd": "say y", "login": False}})
+    assert [spec.argv for spec in fake.started] == [("/bin/sh", "-c", "say x"), ("/bin/sh", "-c", "say y")]
+
+
 async def test_a_list_runs_as_it_stands() -> None:
     unified, fake, _ = tools(env={"A": "1"})
     assert (await unified.exec_command(["direct", "x"])).output == "direct"

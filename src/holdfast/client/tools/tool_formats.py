@@ -26,9 +26,10 @@ _MaxOutput = Annotated[int, Meta(ge=2, description="Bytes of output to return at
 class ExecCommandArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Run a shell command. Returns its output, and its exit_code if it ended, or a session_id if it still runs."""
 
-    cmd: Annotated[str, Meta(description="The command, for the login shell.")]
+    cmd: Annotated[str, Meta(description="The command, for the shell of the sandbox.")]
     workdir: Annotated[str, Meta(description="The working directory; empty for the default.")] = ""
     tty: Annotated[bool, Meta(description="Run on a terminal, so that write_stdin can type to it.")] = False
+    login: Annotated[bool, Meta(description="Run the user's profile before it; false starts faster.")] = True
     yield_time_ms: _YieldTime = 10_000
     max_output_bytes: _MaxOutput = 40_000
 

@@ -179,11 +179,12 @@ class UnifiedExec:
         *,
         workdir: StrPath | None = None,
         tty: bool = False,
+        login: bool = True,
         yield_time_ms: int = 10_000,
         max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
         user: str | None = None,
     ) -> ToolOutput:
-        """Run a command: a string by the sandbox's login shell, a list as argv.
+        """Run a command: a string by the sandbox's shell, which is a login shell with `login`; a list as argv.
 
         With `tty` it runs on a terminal and can be written to. Otherwise its stdin is empty: programs such as
         ripgrep would read an open pipe, and wait for ever.
@@ -192,7 +193,7 @@ class UnifiedExec:
         self._make_room()
         self._starting += 1
         try:
-            argv = await self._argv(cmd)
+            argv = await self._argv(cmd, login)
             env = None if self._env is None else dict(self._env)
             options = ExecRemoteOptions(env=env, lifetime=self._lifetime, user=user)
             process, events = await self._box._start_streaming(
@@ -250,7 +251,8 @@ class UnifiedExec:
             }
             if isinstance(arguments, ExecCommandArguments):
                 workdir = arguments.workdir or None
-                output = await self.exec_command(arguments.cmd, workdir=workdir, tty=arguments.tty, **window)
+                how: dict[str, Any] = {"tty": arguments.tty, "login": arguments.login}
+                output = await self.exec_command(arguments.cmd, workdir=workdir, **how, **window)
             else:
                 output = await self.write_stdin(arguments.session_id, arguments.chars, **window)
         except (TransportError, SandboxGone, ShuttingDown):
@@ -285,12 +287,12 @@ class UnifiedExec:
 
     # --- private --------------------------------------------------------------------------------------------------
 
-    async def _argv(self, cmd: str | Sequence[StrPath]) -> Sequence[StrPath]:
+    async def _argv(self, cmd: str | Sequence[StrPath], login: bool) -> Sequence[StrPath]:
         if not isinstance(cmd, str):
             return cmd
         if self._shell is None:
             self._shell = (await self._box.info()).shell.path
-        return [self._shell, "-lc", cmd]
+        return [self._shell, "-lc" if login else "-c", cmd]
 
     def _session(self, session_id: int) -> _Session:
         session = self._sessions.pop(session_id, None)

@@ -7,8 +7,11 @@ name holds the new expiry. A fork is an image that is committed from the contain
 from __future__ import annotations
 
 import asyncio
+import csv
 import datetime
+import io
 import json
+import os
 import re
 import shutil
 import time
@@ -63,6 +66,8 @@ _NO_IMAGE: Final = re.compile(
     r"[Nn]o such image|image not known|Unable to find image|does not exist locally|unable to find"
 )
 _NO_SOURCE: Final = re.compile(r"bind source path does not exist|no such file or directory|permission denied", re.I)
+_NO_WORKDIR: Final = re.compile(r"workdir .* does not exist on container")
+_NO_QUOTA: Final = re.compile(r"quota|storage.opt|size option", re.I)
 _NO_CONTAINER: Final = re.compile(r"[Nn]o such (container|object)|no container with|no such object", re.I)
 _STATES: Final[dict[str, State]] = {
     "created": "creating",
@@ -85,6 +90,8 @@ class ContainerEngine(Engine):
 
     #: Options of `commit` that stop the container's processes meanwhile; Docker does so by default.
     _pause_at_commit: ClassVar[tuple[str, ...]] = ()
+    #: The working directory of the client program; None: that of this process.
+    _cwd: ClassVar[str | None] = None
 
     def __init__(self, *, program: str | None = None) -> None:
         self.program = program or self.name
@@ -131,8 +138,14 @@ class ContainerEngine(Engine):
         try:
             async with unpacked(chosen) as tree:
                 keep_tree(chosen.name, record.expires_at or NEVER)
-                mount = ["--mount", f"type=bind,src={tree},dst=/{chosen.name},readonly"]
+                mount = ["--mount", _bind(str(tree), f"/{chosen.name}", writable=False)]
                 done = await self._attempt(["run", "--detach", *mount], template, record, chosen, image)
+                if done.exit_code != 0 and _NO_WORKDIR.search(done.stderr):
+                    await self._remove_container(record.id)
+                    bare = msgspec.structs.replace(template, workdir=None)
+                    done = await self._attempt(["run", "--detach", *mount], bare, record, chosen, image)
+                    if done.exit_code == 0:
+                        await self._make_workdir(template, record, chosen)
                 if done.exit_code != 0:
                     await self._remove_container(record.id)
                     if not _NO_SOURCE.search(done.stderr):
@@ -165,7 +178,13 @@ class ContainerEngine(Engine):
                 *("--entrypoint", loader, image, *rest, "-m", FIRST_PROCESS),
             ],
             seconds=COMMAND_SECONDS,
+            cwd=self._cwd,
         )
+
+    async def _make_workdir(self, template: Template, record: Record, chosen: Bundle) -> None:
+        """Make the directory of commands where the image has none, as Docker does; Podman refuses the container."""
+        make = ["-c", "import os, sys; os.makedirs(sys.argv[1])", str(template.workdir)]
+        await self._run(["exec", "--user", "0", record.id, *chosen.interpreter(f"/{chosen.name}"), *make])
 
     def _options(self, template: Template) -> list[str]:
         """The options of `run` that stand for the fields of a template."""
@@ -188,8 +207,7 @@ class ContainerEngine(Engine):
         for name, text in template.labels.items():
             options += ["--label", f"{name}={text}"]
         for mount in template.mounts:
-            mode = "" if mount.writable else ",readonly"
-            options += ["--mount", f"type=bind,src={mount.source},dst={mount.target}{mode}"]
+            options += ["--mount", _bind(mount.source, mount.target, writable=mount.writable)]
         if template.options.get("read_only"):
             options += ["--read-only", "--tmpfs", "/tmp", "--tmpfs", "/run"]
         return [*options, *map(str, template.options.get("arguments", ()))]
@@ -197,7 +215,7 @@ class ContainerEngine(Engine):
     def _explain(self, done: Outcome, template: Template, image: str) -> Exception:
         if _NO_IMAGE.search(done.stderr):
             return _ImageMissing(done.summary)
-        if template.disk is not None and "storage" in done.stderr and "opt" in done.stderr:
+        if template.disk is not None and _NO_QUOTA.search(done.stderr):
             return InvalidParams(f"engine {self.name}: disk: {done.summary}")
         for mount in template.mounts:
             if mount.source in done.stderr:
@@ -356,7 +374,9 @@ class ContainerEngine(Engine):
         return tags
 
     async def _run(self, arguments: Sequence[str]) -> str:
-        done = await run_host_command([self.program, *arguments], seconds=COMMAND_SECONDS, kept_bytes=LISTING_BYTES)
+        done = await run_host_command(
+            [self.program, *arguments], seconds=COMMAND_SECONDS, cwd=self._cwd, kept_bytes=LISTING_BYTES
+        )
         if done.exit_code == 0:
             return done.stdout
         if _NO_CONTAINER.search(done.stderr):
@@ -371,7 +391,18 @@ class DockerEngine(ContainerEngine):
 class PodmanEngine(ContainerEngine):
     name: ClassVar[str] = "podman"
     _pause_at_commit: ClassVar = ("--pause",)
+    # conmon inherits the directory, and makes a file `oom` in it when a process of the container is killed for
+    # memory. In /proc no file can be made.
+    _cwd: ClassVar = "/proc" if os.path.isdir("/proc") else None
 
 
 class _ImageMissing(SandboxError):
     """The engine does not have the image yet."""
+
+
+def _bind(source: str, target: str, *, writable: bool) -> str:
+    """The value of `--mount`, a line of CSV: a path may have commas in it."""
+    fields = ["type=bind", f"src={source}", f"dst={target}", *([] if writable else ["readonly"])]
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()

@@ -96,8 +96,10 @@ class JailEngine(DirectoryEngine):
         if shutil.which(self._program) is None:
             raise SandboxError(f"engine bwrap: {self._program}: not found; is bubblewrap installed?")
         await asyncio.to_thread(self._check_paths, template)
-        if template.user not in (None, "root", "0") and os.geteuid() != 0:
+        if not _is_root(template.user) and os.geteuid() != 0:
             self.refuse("user", "the jail of an unprivileged user has one uid, its root")
+        if template.image is None:
+            self._check_user(template.user, template.root or "/")
         for field, reason in JailGroups.missing(template):
             self.refuse(field, reason)
 
@@ -114,6 +116,18 @@ class JailEngine(DirectoryEngine):
         for mount in template.mounts:
             if not os.path.exists(mount.source):
                 self.refuse("mounts", f"{mount.source}: there is no such path")
+        for field, path in (
+            ("workdir", template.workdir),
+            *(("mounts", mount.target) for mount in template.mounts),
+        ):
+            if path is not None and (above := _read_only_above(path, template)) is not None:
+                self.refuse(field, f"{path}: cannot be made, because the sandbox shows {above} read-only")
+
+    def _check_user(self, user: str | None, root: str) -> None:
+        """Refuse a user or group by name that the root directory does not have."""
+        for name, database in zip((user or "").split(":", 1), ("passwd", "group"), strict=False):
+            if name and not name.isdecimal() and name not in _names(f"{root}/etc/{database}"):
+                self.refuse("user", f"{name}: not in /etc/{database} of the sandbox")
 
     # --- making ------------------------------------------------------------------------------------------------
 
@@ -122,6 +136,7 @@ class JailEngine(DirectoryEngine):
         if template.image is not None:
             image = await unpack_image(template.image, progress)
             lower = image.root
+            self._check_user(template.user, lower)
             template = msgspec.structs.replace(
                 template,
                 env={**image.env, **template.env},
@@ -176,7 +191,7 @@ class JailEngine(DirectoryEngine):
                 "program": shutil.which(self._program),
                 "arguments": arguments,
                 "holder": [*self_exec.loader_in_bundle(SERVER), f"{INSIDE}/cat", f"{INSIDE}/hold"],
-                "workdir": template.workdir or "/root",
+                "workdir": _workdir(template),
                 "capabilities": list(CAPABILITIES.values()),
                 "env": {"PATH": PATH, "HOME": "/root", **template.env},
                 "serve": ["--listen", f"unix:{SERVER_DIRECTORY}/server.sock"],
@@ -216,10 +231,12 @@ class JailEngine(DirectoryEngine):
         binds += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run"]
         for mount in template.mounts:
             source = staged(mount.source, idmap=True, writable=mount.writable)
+            # Without this, bubblewrap makes the directories above a target for root alone.
+            binds += ["--dir", os.path.dirname(mount.target)]
             binds += ["--bind" if mount.writable else "--ro-bind", source, mount.target]
         if template.network == "host" and lower is not None and os.path.exists("/etc/resolv.conf"):
             binds += ["--ro-bind", staged(os.path.realpath("/etc/resolv.conf")), "/etc/resolv.conf"]
-        workdir = template.workdir or "/root"
+        workdir = _workdir(template)
         return mounts, [
             *("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
             *(() if template.network == "host" else ("--unshare-net",)),
@@ -281,6 +298,37 @@ class JailEngine(DirectoryEngine):
         JailGroups.thaw(directory)
         directory.kill()
         JailGroups.remove(directory)
+
+
+def _is_root(user: str | None) -> bool:
+    return (user or "root").partition(":")[0] in ("root", "0")
+
+
+def _workdir(template: Template) -> str:
+    """The directory of commands: that of root is closed to other users."""
+    return template.workdir or ("/root" if _is_root(template.user) else "/")
+
+
+def _names(database: str) -> frozenset[str]:
+    """The names in a file of users or groups; none if it cannot be read."""
+    try:
+        with open(database, encoding="utf-8", errors="surrogateescape") as file:
+            return frozenset(line.partition(":")[0] for line in file)
+    except OSError:
+        return frozenset()
+
+
+def _read_only_above(path: str, template: Template) -> str | None:
+    """The read-only directory in which a missing path would have to be made; None if it exists or can be made."""
+    shown = {mount.target: (mount.source, mount.writable) for mount in template.mounts}
+    if template.root is None and template.image is None:
+        shown |= {each: (each, each == "/etc" and _has_own_etc(None)) for each in READ_ONLY if os.path.isdir(each)}
+    above = [each for each in shown if path.startswith(f"{each.rstrip('/')}/")]
+    if not above:
+        return None
+    nearest = max(above, key=len)
+    source, writable = shown[nearest]
+    return None if writable or os.path.exists(source + path[len(nearest) :]) else nearest
 
 
 def _counts_kills(cgroup: str) -> bool:

@@ -23,9 +23,6 @@ MS_REC, MS_PRIVATE, MS_SLAVE = 16384, 1 << 18, 1 << 19
 # The mount API of Linux 5.2 and 5.12 has no wrappers in the C library of Debian 12. The numbers are the same on
 # every architecture.
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442
-#: `keyctl` has a number of its own on older architectures; the others have that of the generic table.
-SYS_KEYCTL = {"x86_64": 250, "ppc64le": 271, "s390x": 280}.get(os.uname().machine, 219)
-KEYCTL_JOIN_SESSION_KEYRING = 1
 OPEN_TREE_CLONE, AT_EMPTY_PATH, AT_RECURSIVE, AT_FDCWD = 1, 0x1000, 0x8000, -100
 MOVE_MOUNT_F_EMPTY_PATH = 4
 MOUNT_ATTR_IDMAP = 0x0010_0000
@@ -76,14 +73,6 @@ def prepare_as_user(spec: dict[str, Any]) -> None:
     enter_own_user_namespace()
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     mount_stage(spec, None, 0)
-
-
-def join_new_keyring() -> None:
-    """Leave the session keyring of the maker for an empty one: no namespace separates inherited keyrings."""
-    if libc.syscall(ctypes.c_long(SYS_KEYCTL), KEYCTL_JOIN_SESSION_KEYRING, None) == -1:
-        number = ctypes.get_errno()
-        if number != errno.ENOSYS:  # the kernel has no keys
-            raise OSError(number, f"keyctl: {os.strerror(number)}")
 
 
 def enter_own_user_namespace() -> None:

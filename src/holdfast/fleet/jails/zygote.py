@@ -29,6 +29,7 @@ from holdfast.errors import HoldfastError
 from holdfast.fleet.forking_keeper import ForkingKeeper, close_all_but, in_child
 from holdfast.fleet.jails import launch as jail_launch
 from holdfast.launch import self_exec
+from holdfast.runtime.confine.applying import join_new_keyring
 from holdfast.runtime.durability import keeper
 from holdfast.runtime.local import LocalExec
 from holdfast.server import app
@@ -80,7 +81,7 @@ def _serve_next(requests: socket.socket, begun: int, privileged: bool) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     prepared: int | OSError | None = None
     try:
-        jail_launch.join_new_keyring()
+        join_new_keyring()
         if privileged:
             prepared = jail_launch.unshare_as_root()
     except OSError as error:

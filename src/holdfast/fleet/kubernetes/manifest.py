@@ -151,24 +151,13 @@ def _spec(template: Template, options: PodOptions, tree: str) -> dict[str, Any]:
         "volumes": [],
     }
     if options.server_image is not None:
-        interpreter = self_exec.in_bundle(tree)
-        container["command"] = [*interpreter, "-m", FIRST_PROCESS, UNTIL_KILLED]
-        mount = {"name": VOLUME, "mountPath": tree}
-        container["volumeMounts"].append({**mount, "readOnly": True})
-        copying = [*self_exec.in_bundle(IMAGE_TREE), "-c", _COPY, IMAGE_TREE, tree]
-        spec["initContainers"] = [
-            {
-                "name": SERVER_CONTAINER,
-                "image": options.server_image,
-                "imagePullPolicy": _PULL[options.pull],
-                "command": copying,
-                "terminationMessagePolicy": "FallbackToLogsOnError",
-                "volumeMounts": [mount],
-                "securityContext": container["securityContext"],
-                "resources": container["resources"],
-            }
-        ]
-        spec["volumes"].append({"name": VOLUME, "emptyDir": {}})
+        container["command"] = [*self_exec.in_bundle(tree), "-m", FIRST_PROCESS, UNTIL_KILLED]
+        parts = server_parts(options.server_image, tree, _PULL[options.pull])
+        (copying,) = parts["initContainers"]
+        copying |= {"securityContext": container["securityContext"], "resources": container["resources"]}
+        spec["initContainers"] = [copying]
+        spec["volumes"] += parts["volumes"]
+        container["volumeMounts"] += parts["volumeMounts"]
     if options.read_only:
         for name in ("tmp", "run"):
             spec["volumes"].append({"name": name, "emptyDir": {}})
@@ -184,6 +173,27 @@ def _spec(template: Template, options: PodOptions, tree: str) -> dict[str, Any]:
         if value:
             spec[key] = value
     return spec
+
+
+def server_parts(image: str, tree: str, pull: str) -> dict[str, Any]:
+    """The parts of a pod that bring the server's files into `tree` without a shell.
+
+    `initContainers` and `volumes` belong into the pod's spec, `volumeMounts` into the container of the sandbox.
+    """
+    mount = {"name": VOLUME, "mountPath": tree}
+    copying = {
+        "name": SERVER_CONTAINER,
+        "image": image,
+        "imagePullPolicy": pull,
+        "command": [*self_exec.in_bundle(IMAGE_TREE), "-c", _COPY, IMAGE_TREE, tree],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [mount],
+    }
+    return {
+        "initContainers": [copying],
+        "volumes": [{"name": VOLUME, "emptyDir": {}}],
+        "volumeMounts": [{**mount, "readOnly": True}],
+    }
 
 
 def _container(template: Template, options: PodOptions) -> dict[str, Any]:

@@ -89,7 +89,10 @@ def complete(choice: Choice, default_engine: str) -> Choice:
     """The choice with an engine and the defaults of this provider."""
     template, engine = choice.template, choice.engine or default_engine
     fields: dict[str, Any] = {}
-    if engine in ("docker", "podman"):
+    if engine == "kubernetes":
+        if template.options.get("claim") is None:
+            fields["image"] = template.image or DEFAULT_IMAGE
+    elif engine in ("docker", "podman"):
         fields["image"] = template.image or DEFAULT_IMAGE
         # So that `user=` of a call can be any user: `docker exec --user` can, too.
         fields["options"] = {"server_as_root": True, **template.options}

@@ -6,6 +6,7 @@ spread over calls, so that no rule recognizes it: under rules for commands, all 
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final, cast
 
 from mcp.server.mcpserver import Context, Elicit
@@ -49,11 +50,12 @@ class Approvals:
     def of_file(cls, path: str, agent: str = AGENT) -> Approvals:
         return cls.of_rules(read_rules(path), agent)
 
-    def command(self, text: str, cwd: str = "", *, interactive: bool = False) -> Decision | None:
+    async def command(self, text: str, cwd: str = "", *, interactive: bool = False) -> Decision | None:
         """The decision on a command for a shell; None if no rule restricts commands."""
         if self._profile is None or not self._profile.guarded:
             return None
-        return decide_command(self._profile, text, cwd, interactive=interactive)
+        # In a thread: a command may have megabytes.
+        return await asyncio.to_thread(decide_command, self._profile, text, cwd, interactive=interactive)
 
     def typed(self, text: str) -> Decision | None:
         """The decision on text for a running program."""

@@ -51,6 +51,7 @@ def _described(arguments: type[Any], name: str) -> Any:
 Cmd = Annotated[str, _described(ExecCommandArguments, "cmd")]
 Workdir = Annotated[str, _described(ExecCommandArguments, "workdir")]
 Tty = Annotated[bool, _described(ExecCommandArguments, "tty")]
+Login = Annotated[bool, _described(ExecCommandArguments, "login")]
 YieldTime = Annotated[int, _described(ExecCommandArguments, "yield_time_ms")]
 MaxOutput = Annotated[int, _described(ExecCommandArguments, "max_output_bytes")]
 SessionId = Annotated[int, _described(WriteStdinArguments, "session_id")]
@@ -62,12 +63,13 @@ MaxBytes = Annotated[int, Field(ge=1, le=MAX_RESULT_BYTES, description="Bytes of
 WaitSeconds = Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS, description="Seconds to wait at most.")]
 
 
-def _approve_command(ctx: Context[Any, Any], cmd: str, workdir: str) -> Approval | Elicit[Approval]:
-    decision = server_of(ctx).approvals.command(cmd, workdir)
+# The resolvers are coroutines: the SDK runs a plain function in a thread, which costs more than the decision.
+async def _approve_command(ctx: Context[Any, Any], cmd: str, workdir: str) -> Approval | Elicit[Approval]:
+    decision = await server_of(ctx).approvals.command(cmd, workdir)
     return question(ctx, decision, "Run this command in the sandbox?", cmd)
 
 
-def _approve_chars(ctx: Context[Any, Any], chars: str) -> Approval | Elicit[Approval]:
+async def _approve_chars(ctx: Context[Any, Any], chars: str) -> Approval | Elicit[Approval]:
     return question(ctx, server_of(ctx).approvals.typed(chars), "Type this to a running command?", chars)
 
 
@@ -90,6 +92,7 @@ def add_to(server: SandboxServer) -> None:
         cmd: Cmd,
         workdir: Workdir = "",
         tty: Tty = False,
+        login: Login = True,
         yield_time_ms: YieldTime = 10_000,
         max_output_bytes: MaxOutput = 40_000,
         sandbox: SandboxName = "",
@@ -105,6 +108,7 @@ def add_to(server: SandboxServer) -> None:
                     cmd,
                     workdir=workdir or None,
                     tty=tty,
+                    login=login,
                     yield_time_ms=yield_time_ms,
                     max_output_bytes=min(max_output_bytes, MAX_RESULT_BYTES),
                 )

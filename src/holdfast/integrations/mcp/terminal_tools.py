@@ -37,13 +37,13 @@ Keys = Annotated[
 ]
 
 
-def _approve_open(ctx: Context[Any, Any], command: str, workdir: str) -> Approval | Elicit[Approval]:
+async def _approve_open(ctx: Context[Any, Any], command: str, workdir: str) -> Approval | Elicit[Approval]:
     # A shell without a script runs nothing by itself, and all that is typed into it needs an approval.
-    decision = server_of(ctx).approvals.command(command, workdir, interactive=True) if command else None
+    decision = await server_of(ctx).approvals.command(command, workdir, interactive=True) if command else None
     return question(ctx, decision, "Open a terminal in the sandbox with this program?", command)
 
 
-def _approve_typed(ctx: Context[Any, Any], text: str, keys: list[str]) -> Approval | Elicit[Approval]:
+async def _approve_typed(ctx: Context[Any, Any], text: str, keys: list[str]) -> Approval | Elicit[Approval]:
     ending = not text and all(key in ("C-c", "C-d", "C-z") for key in keys)
     decision = None if ending else server_of(ctx).approvals.typed(text + " ".join(keys))
     return question(ctx, decision, "Type this in a terminal of the sandbox?", f"{text} {' '.join(keys)}".strip())

@@ -31,6 +31,11 @@ _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _HIGHEST_CAPABILITY = 63
 
+# keyctl(2): a number of its own on older architectures, that of the generic table on the others
+_KEYCTL = {"x86_64": 250, "ppc64le": 271, "s390x": 280}.get(os.uname().machine, 219)
+_GET_KEYRING_ID, _JOIN_SESSION_KEYRING = 0, 1
+_SESSION_KEYRING = -3
+
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
@@ -98,6 +103,17 @@ def filter_calls(program: bytes) -> None:
     buffer = ctypes.create_string_buffer(program, len(program))
     fprog = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
     _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, fprog, 0, 0))
+
+
+def join_new_keyring() -> None:
+    """Leave the inherited session keyring for an empty one: no namespace separates the keys of a login from it."""
+    if _libc.syscall(_KEYCTL, _JOIN_SESSION_KEYRING, None) < 0:
+        number = ctypes.get_errno()
+        # A kernel without keys, or a container whose filter refuses this call with all arguments, and so to every
+        # program that is executed from now on.
+        if number == errno.ENOSYS or _libc.syscall(_KEYCTL, _GET_KEYRING_ID, _SESSION_KEYRING, 0) < 0:
+            return
+        raise OSError(number, f"keyctl: {os.strerror(number)}")
 
 
 def landlock_version() -> int:

@@ -89,7 +89,8 @@ class JobRecorder:
     def open_input(self) -> int:
         """Open the file of input; the keeper holds the same open file, with the same position."""
         path = f"{self._durability.spool.path}/{self.input_file}"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        # A server that died before the keeper held its file left the file, with no accepted input.
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self._durability.link.keep(self.input_file, [fd])
         return fd
 

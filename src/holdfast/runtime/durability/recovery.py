@@ -204,6 +204,7 @@ class ProcessRecovery:
         if state.resized is not None:
             process.size = TerminalSize(state.resized.rows, state.resized.cols)
         self._restore_input(state, process, self._take(recorder.input_file) if stdin_fd >= 0 else None)
+        self._exec.terminals.resume_runs(begun.spec.process_id)
         if unstored is not None:
             process.print_again(unstored)
         if not outputs:
@@ -239,7 +240,6 @@ class ProcessRecovery:
                 terminal.timeline.replay(record)
         process = self._exec.take_over(spec, started, state.past, terminal.ended)
         terminal.attach_again(process, history.checkpoint)
-        terminals.resume_runs(terminal)
         return process
 
     def _check_end(self, state: ProcessState, recorder: ProcessRecorder) -> None:

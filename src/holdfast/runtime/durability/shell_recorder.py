@@ -263,7 +263,7 @@ def answer_record(answer: Answer) -> r.AnswerRecord:
 
 
 def command_end_record(
-    ended: CommandEnded, answer: Answer, *, stopped: bool, trapped: bool | None, back: tuple[str, str] | None
+    ended: CommandEnded, answer: Answer, stopped: bool, trapped: bool | None, back: tuple[str, str] | None
 ) -> r.CommandEndRecord:
     reason = _printable(ended.reason)
     return r.CommandEndRecord(
@@ -283,4 +283,4 @@ def command_end_record(
 
 def _printable(text: str) -> str:
     """Replace the bytes that are not UTF-8, which the name of a directory may have."""
-    return text.encode(errors="replace").decode()
+    return text if text.isascii() else text.encode(errors="replace").decode()

@@ -461,6 +461,9 @@ class Job:
     def adopt(self, output: JobStream) -> None:
         """Own the later output of this stream."""
         output.owner._outputs.remove(output)
+        self._own(output)
+
+    def _own(self, output: JobStream) -> None:
         output.owner, output.log = self, self.logs[output.kind]
         output.owed = 0
         output.held_since = output.no_room_since = None
@@ -471,8 +474,9 @@ class Job:
 
     def give_streams(self, owner: Job) -> None:
         """Pass all streams to another job, which owns their later output."""
-        for output in tuple(self._outputs):
-            owner.adopt(output)
+        outputs, self._outputs = self._outputs, []
+        for output in outputs:
+            owner._own(output)
 
     def output_ready(self, output: JobStream) -> None:
         try:

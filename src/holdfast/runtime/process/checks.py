@@ -80,7 +80,8 @@ def _check_text(text: str, what: str) -> None:
     if "\0" in text:
         raise InvalidParams(f"{what} holds a NUL character")
     try:
-        os.fsencode(text)
+        if not text.isascii():
+            os.fsencode(text)
     except UnicodeEncodeError:
         raise InvalidParams(f"{what} holds half of a surrogate pair, which is no character") from None
 

@@ -35,6 +35,7 @@ def main() -> None:
             sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "confine"))
             import applying  # type: ignore[import-not-found]
 
+            applying.join_new_keyring()
             if confined["network"]:
                 applying.leave_network(confined["proxy"])
             if confined["no_execution"] is not None:

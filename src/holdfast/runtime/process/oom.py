@@ -24,7 +24,7 @@ _READ_BYTES: Final = 64 * 1024
 #: A process that starts within this time of the last reading shares it: an older count counts at most a kill more.
 _FRESH_SECONDS: Final = 1.0
 #: 128 and the number of SIGKILL: a shell passes on the end of its child by it.
-_KILLED: Final = 137
+KILLED: Final = 137
 
 
 class OomCounter:
@@ -50,7 +50,7 @@ class OomCounter:
 
         `groups` are the cgroups of the process alone, if it has some.
         """
-        if status.exit_code != _KILLED:
+        if status.exit_code != KILLED:
             return False
         for group in groups:
             for name in COUNT_FILES:

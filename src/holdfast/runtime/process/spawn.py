@@ -32,6 +32,7 @@ from holdfast.runtime.confine.launch_plan import LaunchPlan
 from holdfast.runtime.libc import SpawnPlan
 from holdfast.runtime.process.environment import Account
 from holdfast.runtime.process.launcher import ORDERS_FD, REPORT_FD
+from holdfast.runtime.process.spawner import Spawner
 from holdfast.types import Limits
 
 #: The descriptor after the two of the launcher.
@@ -149,16 +150,32 @@ def find_program(name: str, environment: Mapping[str, str], cwd: str) -> str:
 
 
 def spawn(
-    command: SpawnCommand, streams: StandardStreams, soft_limits: Mapping[int, int], oom_score: OomScore
+    command: SpawnCommand,
+    streams: StandardStreams,
+    soft_limits: Mapping[int, int],
+    oom_score: OomScore,
+    spawner: Spawner | None = None,
 ) -> int:
-    """Start a program; returns the pid. `soft_limits` are rlimits of the child alone."""
-    plan = _plan(streams)
-    plan.chdir(os.fsencode(command.cwd))
-    plan.close_from(3 if streams.scripted_input < 0 else SCRIPTED_INPUT_FD + 1)
+    """Start a program; returns the pid. `soft_limits` are rlimits of the child alone.
+
+    With a `spawner` its thread makes the call, so that the child gets no copies of the server's descriptors.
+    """
     argv = [os.fsencode(argument) for argument in command.argv]
+
+    def run(streams: StandardStreams) -> int:
+        plan = _plan(streams)
+        plan.chdir(os.fsencode(command.cwd))
+        plan.close_from(3 if streams.scripted_input < 0 else SCRIPTED_INPUT_FD + 1)
+        return plan.run(os.fsencode(command.path), argv, command.variables)
+
+    given = {name: fd for name, fd in streams._asdict().items() if name != "terminal" and fd >= 0}
     try:
         with _soft_limits(soft_limits), oom_score.for_children():
-            return plan.run(os.fsencode(command.path), argv, command.variables)
+            if spawner is None:
+                return run(streams)
+            return spawner.call(
+                list(given.values()), lambda fds: run(streams._replace(**dict(zip(given, fds, strict=True))))
+            )
     except OSError as error:
         raise explain(error.errno or 0, command) from None
 

@@ -32,6 +32,7 @@ from holdfast.runtime.process.spawn import (
     spawn,
     spawn_through_launcher,
 )
+from holdfast.runtime.process.spawner import Spawner
 from holdfast.runtime.tree.process_table import MARK_VARIABLE, limits_can_mark, new_mark
 from holdfast.types import Confinement, ProcessSpec, TerminalSize
 
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 SPARE_DESCRIPTORS: Final = 64
 #: The fraction of a small limit that is left free.
 _SPARE_FRACTION: Final = 16
+#: Descriptors from which on a spawn by the thread of `Spawner` is cheaper than copies of all of them for a child that
+#: closes them: the thread costs about 50 µs, a descriptor 0.1.
+CROWDED_DESCRIPTORS: Final = 512
 #: Makes line mode erase a whole character and not its last byte; the termios module lacks it.
 _IUTF8: Final = 0o040000
 
@@ -167,6 +171,8 @@ class Starter:
         self._spare = spare
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._oom_score = OomScore(oom_score_adj)
+        self._own_spawner: Spawner | None = None
+        self._cannot_unshare = False
         #: The environment of most processes, encoded once.
         self._variables = encode_variables(self._environ)
         self._soft_limits = {} if open_files is None else {resource.RLIMIT_NOFILE: open_files}
@@ -180,6 +186,17 @@ class Starter:
     def close(self) -> None:
         os.close(self._null)
         self._oom_score.close()
+        if self._own_spawner is not None:
+            self._own_spawner.close()
+
+    def _spawner(self, highest: int) -> Spawner | None:
+        """The thread for spawns of a server with many descriptors, of which `highest` is one; None: spawn here."""
+        if highest >= CROWDED_DESCRIPTORS and not self._cannot_unshare and self._own_spawner is None:
+            try:
+                self._own_spawner = Spawner()
+            except (OSError, RuntimeError):
+                self._cannot_unshare = True  # an old kernel, or no thread can be started: every spawn copies them
+        return self._own_spawner if highest >= CROWDED_DESCRIPTORS else None
 
     def start(self, spec: ProcessSpec, stdin: int | None = None, *, internal: bool = False) -> StartedProcess:
         """Start a spec that `starts_at_once`; `stdin` replaces the descriptor that the spec would get."""
@@ -189,7 +206,8 @@ class Starter:
         recorder = None
         try:
             recorder = self._record(spec, mark, command, streams, internal)
-            pid = spawn(command, streams.for_child, self._limits(mark), self._oom_score)
+            spawner = self._spawner(streams.highest)
+            pid = spawn(command, streams.for_child, self._limits(mark), self._oom_score, spawner)
         except BaseException:
             streams.close()
             if recorder is not None:

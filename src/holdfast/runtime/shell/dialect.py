@@ -92,6 +92,8 @@ class SuspendedTracing(NamedTuple):
 
     @classmethod
     def after(cls, answer: Answer) -> SuspendedTracing:
+        if not answer.traps and "x" not in answer.flags and "v" not in answer.flags:  # nearly always
+            return _NOTHING_SUSPENDED
         return cls(
             "".join(flag for flag in _NOISY_FLAGS if flag in answer.flags),
             tuple((name, answer.traps[name]) for name in _NOISY_TRAPS if name in answer.traps),
@@ -99,6 +101,9 @@ class SuspendedTracing(NamedTuple):
 
     def __bool__(self) -> bool:
         return bool(self.flags or self.traps)
+
+
+_NOTHING_SUSPENDED: Final = SuspendedTracing()
 
 
 def quote(text: str) -> str:

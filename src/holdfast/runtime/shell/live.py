@@ -42,7 +42,7 @@ from holdfast.runtime.confine.jail import inside_pid
 from holdfast.runtime.confine.launch_plan import lasting_cwd
 from holdfast.runtime.durability.shell_replay import KEPT_INTERRUPTS, KNOWN_COMMANDS
 from holdfast.runtime.output.job import Job
-from holdfast.runtime.process.oom import OomCounter
+from holdfast.runtime.process.oom import KILLED, OomCounter
 from holdfast.runtime.process.process import ManagedProcess
 from holdfast.runtime.shell.command import ShellCommand
 from holdfast.runtime.shell.dialect import Answer, ShellDialect
@@ -436,7 +436,7 @@ class LiveShell:
         """Record the end of the current command; `oom` is known if the program itself ended."""
         assert command.began is not None
         if oom is None:
-            oom = command.stop is None and self._was_out_of_memory(command, exit_code)
+            oom = exit_code == KILLED and command.stop is None and self._was_out_of_memory(command, exit_code)
         closed = self._phase == "closed"
         ended = CommandEnded(
             exit_code=exit_code,
@@ -469,7 +469,7 @@ class LiveShell:
         """Event of a command: its journal has its end. Later output of its streams belongs to the shell."""
         command.give_streams(self.record)
         self.commands_run += 1
-        self._printed_before += sum(log.end for log in command.logs.values())
+        self._printed_before += command.logs[0].end + command.logs[1].end
         self._ended.append(command)
         while len(self._ended) > KEPT_SHELL_COMMANDS + self._sent_ahead:
             self._on_forget(self._ended.popleft())

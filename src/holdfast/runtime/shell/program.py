@@ -379,7 +379,7 @@ class ShellProgram:
     def end_record(self, ended: CommandEnded) -> MakeEndRecord:
         """The state at the end of a command, for the next server; before `clean_up`."""
         answer, pending = self._answer, self._pending
-        return lambda: command_end_record(ended, answer, **pending._asdict())
+        return lambda: command_end_record(ended, answer, *pending)
 
     def return_to(self, cwd: str) -> None:
         """Change to the directory that the shell had before a command with a directory of its own."""

@@ -245,14 +245,15 @@ class Terminals:
     def _note_run(self, run: RunTyped) -> None:
         self._ledger.write(run)
 
-    def resume_runs(self, terminal: LiveTerminal) -> None:
+    def resume_runs(self, terminal_id: str) -> None:
         """Resume commands that were typed under an earlier server: the last may run, the others have ended.
 
-        Call this before anything more is read from the terminal.
+        Call this after the terminal's input was restored, and before anything more is read from the terminal.
         """
-        runs = [run for run in self._typed_before if run.terminal_id == terminal.id]
-        self._typed_before = [run for run in self._typed_before if run.terminal_id != terminal.id]
+        runs = [run for run in self._typed_before if run.terminal_id == terminal_id]
+        self._typed_before = [run for run in self._typed_before if run.terminal_id != terminal_id]
         for run in runs:
+            terminal = self._terminals[terminal_id]
             flight = recover_flight(terminal, run)
             if flight is not None and flight.exit_code is None:
                 if run is not runs[-1]:

@@ -102,7 +102,7 @@ async def run_typed(
 
 
 def recover_flight(terminal: LiveTerminal, run: RunTyped) -> CommandInFlight | None:
-    """A command that an earlier server typed or was about to type, by the events of its terminal.
+    """A command that an earlier server typed or was about to type, by the events and the input of its terminal.
 
     None if the events are no longer kept.
     """
@@ -111,6 +111,8 @@ def recover_flight(terminal: LiveTerminal, run: RunTyped) -> CommandInFlight | N
         return None
     flight = CommandInFlight(run.prompt_end)
     flight.began_at = run.at
+    # The marks of a line that was typed may be in a read that the earlier server did not store.
+    flight.was_typed = terminal.process.input.has_taken(_write_id(run))
     for event in events:
         if event.type in _SHELL_EVENTS:
             flight.was_typed = True
@@ -173,9 +175,7 @@ async def _run(terminal: LiveTerminal, flight: CommandInFlight, run: RunTyped) -
     loop = asyncio.get_running_loop()
     if not flight.was_typed and not terminal.is_over:
         flight.was_typed = True
-        terminal.type_line(
-            keystrokes(run.command, paste=terminal.modes.bracketed_paste), run.run_id and f"run {run.run_id}"
-        )
+        terminal.type_line(keystrokes(run.command, paste=terminal.modes.bracketed_paste), _write_id(run))
 
     def is_over() -> bool:
         return (flight.exit_code is not None and terminal.prompts > flight.prompts) or terminal.is_over
@@ -248,6 +248,11 @@ def _line_end(terminal: LiveTerminal, start: int, end: int) -> int:
         if at >= 0:
             return start + at + len(mark)
     return start
+
+
+def _write_id(run: RunTyped) -> str:
+    """The id under which the line of a command is typed, once; empty if the command has no id."""
+    return run.run_id and f"run {run.run_id}"
 
 
 def _short(command: str) -> str:

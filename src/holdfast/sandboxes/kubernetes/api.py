@@ -156,25 +156,27 @@ class ClusterApi:
         """The changes of a list until the server ends the watch; `ApiError` 410 if the version is too old."""
         decoder = msgspec.json.Decoder(item)
         query = {"watch": "true", "timeoutSeconds": WATCH_SECONDS, **params}
-        headers = await self.credentials.headers()
-        self.requests += 1
-        try:
-            async with self._client.stream(
-                *("GET", path),
-                params=query,
-                headers=headers,
-                extensions=self._extensions,
-                timeout=httpx.Timeout(REQUEST_SECONDS, read=WATCH_SECONDS + REQUEST_SECONDS),
-            ) as reply:
-                if reply.status_code >= 400:
-                    if reply.status_code == 401:
-                        self.credentials.refused()
-                    raise api_error(reply.status_code, await reply.aread())
-                async for line in reply.aiter_lines():
-                    kind, changed = _event(decoder, line)
-                    yield kind, changed
-        except httpx.TransportError as error:
-            raise ConnectionLost(f"{self.config.server}: {error or type(error).__name__}") from None
+        for attempt in (1, 2):
+            headers = await self.credentials.headers()
+            self.requests += 1
+            try:
+                async with self._client.stream(
+                    *("GET", path),
+                    params=query,
+                    headers=headers,
+                    extensions=self._extensions,
+                    timeout=httpx.Timeout(REQUEST_SECONDS, read=WATCH_SECONDS + REQUEST_SECONDS),
+                ) as reply:
+                    if reply.status_code == 401 and attempt == 1 and self.credentials.refused():
+                        continue
+                    if reply.status_code >= 400:
+                        raise api_error(reply.status_code, await reply.aread())
+                    async for line in reply.aiter_lines():
+                        kind, changed = _event(decoder, line)
+                        yield kind, changed
+                    return
+            except httpx.TransportError as error:
+                raise ConnectionLost(f"{self.config.server}: {error or type(error).__name__}") from None
 
     async def aclose(self) -> None:
         await self._client.aclose()

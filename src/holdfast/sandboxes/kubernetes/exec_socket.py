@@ -34,6 +34,8 @@ INPUT_BYTES: Final = 256 * 1024
 #: Bytes in our buffer before a sender waits.
 WRITE_LIMIT: Final = 1024 * 1024
 READ_AHEAD: Final = 32
+#: Bytes of one read of a TLS connection: two records, and one message of the server.
+TLS_BUFFER_BYTES: Final = 32 * 1024
 OPEN_SECONDS: Final = 20.0
 #: Keeps the connection in the tables of load balancers, which forget an idle one after a minute or more. A missing
 #: answer is not an error here: the server may be busy with our input, and the connection above has its own pings.
@@ -162,11 +164,24 @@ async def open_exec(
         if connection.subprotocol != PROTOCOL:
             await connection.close()
             raise _too_old(api)
+        _shrink_buffer(connection.transport)
         sock = connection.transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return ExecSocket(connection)
     raise AssertionError("the second attempt returns or raises")
+
+
+def _shrink_buffer(transport: Any) -> None:
+    """Give back most of the buffer that asyncio holds for each TLS connection, 256 KiB from the first byte on.
+
+    It is no part of asyncio's interface: where it is missing, the channel only takes more memory.
+    """
+    protocol: Any = getattr(transport, "_ssl_protocol", None)
+    if hasattr(protocol, "_ssl_buffer_view") and getattr(protocol, "max_size", 0) > TLS_BUFFER_BYTES:
+        protocol.max_size = TLS_BUFFER_BYTES
+        protocol._ssl_buffer = bytearray(TLS_BUFFER_BYTES)
+        protocol._ssl_buffer_view = memoryview(protocol._ssl_buffer)
 
 
 def _too_old(api: ClusterApi) -> HandshakeFailed:

@@ -137,8 +137,8 @@ class Pod(CommandTarget):
     def cannot_copy(self, why: str) -> SandboxError:
         return SandboxError(
             f"{self.address}: the server cannot be installed: {why}; only programs of the image can write "
-            "files in a pod: use an image that has sh and tar, name another container of the pod, or add an init "
-            "container that copies the bundle (docs/kubernetes.md)"
+            "files in a pod: use an image that has sh and tar, name another container of the pod, or add what "
+            "`holdfast bundle --init-container IMAGE` prints (docs/kubernetes.md)"
         )
 
     # --- through the API ---------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ splice(2) wherever one side is a pipe, so that the bytes never enter Python. Sta
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import select
 import socket
@@ -25,8 +27,12 @@ that direction alone: output of the server is copied until it closes, or until s
 Exit code: 2 for a failed connection.
 """
 
-#: The default capacity of a pipe, so that one call moves all of it.
-_SPLICE_BYTES = 65_536
+#: The default capacity of a pipe, and the capacity after a move filled it: fewer, larger moves. Not before, because
+#: the kernel limits the capacity of all pipes of a user together.
+_PIPE_BYTES = 64 * 1024
+_GROWN_PIPE_BYTES = 1024 * 1024
+#: Moves of one direction in a turn of the loop, so that a flood does not delay the other direction.
+_MOVES_A_TURN = 4
 #: A pipe that polls writable accepts this much without blocking (PIPE_BUF); more could block both directions.
 _SURE_BYTES = 4_096
 #: After end of input, stdout may be held open by an engine that no longer reads it: containerd keeps the pipe of an
@@ -38,7 +44,11 @@ _SPLICE_F_NONBLOCK = 2
 
 
 class _Direction:
-    """One direction: waits until the source is readable, then until the sink is writable, then moves bytes."""
+    """One direction: waits for the source or the sink, whichever is not ready, and moves bytes.
+
+    splice(2) blocks on neither, so it is tried once the source is readable. If it moves nothing, the sink is full.
+    Copying may block on the sink, so it waits for both.
+    """
 
     def __init__(self, source: int, sink: int, move: Callable[[int, int], int]) -> None:
         self.source = source
@@ -53,14 +63,17 @@ class _Direction:
 
     def ready(self) -> None:
         """Advance after the descriptor of `waits_for` became ready."""
-        if not self._readable:
+        splices = isinstance(self._move, _Splice) and not self._move.refused
+        if not splices and not self._readable:
             self._readable = True
             return
-        self._readable = False
+        moved, was_readable, self._readable = 0, self._readable, False
         try:
-            self.ended = self._move(self.source, self.sink) == 0
+            while moved < (_MOVES_A_TURN if splices else 1) and not self.ended:
+                self.ended = self._move(self.source, self.sink) == 0
+                moved += 1
         except BlockingIOError:
-            return
+            self._readable = splices and not moved and not was_readable
 
 
 def main(arguments: list[str]) -> int:
@@ -79,6 +92,7 @@ def bridge(connection: socket.socket, source: int, sink: int) -> None:
     connection.setblocking(False)
     up = _Direction(source, connection.fileno(), _mover(source, connection.fileno()))
     down = _Direction(connection.fileno(), sink, _mover(connection.fileno(), sink))
+    poller, polling = select.poll(), dict[int, int]()
     while not down.ended:
         # The sink is polled even without data for it: a pipe polls POLLERR once its reader has closed it.
         wanted = {sink: 0}
@@ -86,9 +100,12 @@ def bridge(connection: socket.socket, source: int, sink: int) -> None:
             if not way.ended:
                 fd, event = way.waits_for
                 wanted[fd] = wanted.get(fd, 0) | event
-        poller = select.poll()
-        for fd, events in wanted.items():
-            poller.register(fd, events)
+        if wanted != polling:
+            for fd in polling.keys() - wanted.keys():
+                poller.unregister(fd)
+            for fd, events in wanted.items():
+                poller.register(fd, events)
+            polling = wanted
         stalled = up.ended and down.waits_for[0] == sink
         polled = dict(poller.poll(_STALLED_SECONDS * 1000 if stalled else None))
         if not polled:
@@ -128,12 +145,17 @@ class _Splice:
     """splice(2), or plain copying once the kernel has refused it for this pair."""
 
     def __init__(self) -> None:
-        self._refused = False
+        self.refused = False
+        self._grown = False
 
     def __call__(self, source: int, sink: int) -> int:
-        if not self._refused:
+        if not self.refused:
             try:
-                return os.splice(source, sink, _SPLICE_BYTES, flags=_SPLICE_F_MOVE | _SPLICE_F_NONBLOCK)
+                moved = os.splice(source, sink, _GROWN_PIPE_BYTES, flags=_SPLICE_F_MOVE | _SPLICE_F_NONBLOCK)
+                if moved >= _PIPE_BYTES and not self._grown:
+                    self._grown = True
+                    _grow_pipes(source, sink)
+                return moved
             except BlockingIOError:
                 raise
             except OSError as error:
@@ -141,8 +163,16 @@ class _Splice:
 
                 if error.errno not in (errno.EINVAL, errno.ENOSYS):
                     raise
-                self._refused = True
+                self.refused = True
+                raise BlockingIOError from None  # copying waits for the sink first
         return _copy(source, sink)
+
+
+def _grow_pipes(*fds: int) -> None:
+    for fd in fds:
+        # A socket has no such size; a pipe may be over the user's limit, and the small one works too.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _GROWN_PIPE_BYTES)
 
 
 def _copy(source: int, sink: int) -> int:

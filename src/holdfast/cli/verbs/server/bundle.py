@@ -10,6 +10,7 @@ import typer
 
 from holdfast.cli.support.sandbox_option import JsonOption
 from holdfast.cli.support.text import amount
+from holdfast.errors import InvalidParams
 
 
 def command(
@@ -21,6 +22,14 @@ def command(
         bool,
         typer.Option("--no-interpreter", help="Without a Python, for sandboxes that have one with msgspec."),
     ] = False,
+    init_container: Annotated[
+        str | None,
+        typer.Option(
+            "--init-container",
+            metavar="IMAGE",
+            help="Print the parts of a pod that copy the server from this image, where it is in /holdfast.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Make the tree that is installed in sandboxes without Python, as one compressed tar.
@@ -30,7 +39,15 @@ def command(
     # Imported here: `holdfast bundle --help` need not load it.
     from holdfast.sandboxes.install.bundle import make_bundle, make_package, write_atomically
 
+    if init_container is not None and (no_interpreter or output is not None):
+        raise InvalidParams("--init-container: not with --no-interpreter or --output")
     made = make_package(msgspec=False) if no_interpreter else make_bundle()
+    if init_container is not None:
+        from holdfast.fleet.kubernetes.manifest import server_parts
+
+        # JSON is YAML.
+        print(json.dumps(server_parts(init_container, f"/{made.name}", "IfNotPresent"), indent=2))
+        return 0
     path = str(made.path)
     if output is not None:
         write_atomically(output, made.path.read_bytes())

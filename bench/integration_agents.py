@@ -1,4 +1,4 @@
-"""`python -m bench.agent_providers NAME`: a framework's own provider beside ours, in the framework's environment.
+"""`python -m bench.integration_agents NAME`: a framework's own provider beside ours, run by `bench.integrations`.
 
 Prints the samples as one line of JSON, for each measurement the rounds of both, taken in turns. The local providers
 isolate nothing: they run a child process. Ours runs the same command in a jail. The providers of Docker use the
@@ -30,6 +30,7 @@ ROUNDS: Final = 5
 TURNS: Final = {"exec": 20, "output": 4, "start": 4}
 DOCKER_ROUNDS: Final = 3
 DOCKER_TURNS: Final = {"exec": 10, "output": 2, "start": 1}
+QUICK_TURNS: Final = dict.fromkeys(TURNS, 1)
 #: Below the limit of every provider.
 OUTPUT_BYTES: Final = 10_000_000
 MUCH: Final = f"yes 0123456789abcde | head -c {OUTPUT_BYTES}"
@@ -138,8 +139,56 @@ async def pydantic_ai_ours() -> AsyncIterator[Execute]:
         yield execute
 
 
+@asynccontextmanager
+async def mini_swe_agent(environment: Any) -> AsyncIterator[Execute]:
+    async def execute(command: str) -> int:
+        # A call blocks, as the agent's loop does.
+        return len(environment.execute({"command": command})["output"])
+
+    try:
+        yield execute
+    finally:
+        if hasattr(environment, "cleanup"):
+            environment.cleanup()
+
+
+@asynccontextmanager
+async def mini_swe_agent_local() -> AsyncIterator[Execute]:
+    from minisweagent.environments.local import LocalEnvironment
+
+    async with mini_swe_agent(LocalEnvironment()) as execute:
+        yield execute
+
+
+@asynccontextmanager
+async def mini_swe_agent_ours() -> AsyncIterator[Execute]:
+    from holdfast.integrations.mini_swe_agent import Environment
+
+    async with mini_swe_agent(Environment(engine="bwrap")) as execute:
+        yield execute
+
+
+@asynccontextmanager
+async def mini_swe_agent_docker() -> AsyncIterator[Execute]:
+    from minisweagent.environments.docker import DockerEnvironment
+
+    environment = DockerEnvironment(image=IMAGE, run_args=["--rm", "--network", "none"])
+    async with mini_swe_agent(environment) as execute:
+        yield execute
+
+
+@asynccontextmanager
+async def mini_swe_agent_docker_ours() -> AsyncIterator[Execute]:
+    from holdfast.integrations.mini_swe_agent import Environment
+
+    async with mini_swe_agent(Environment(engine="docker", image=IMAGE)) as execute:
+        yield execute
+
+
 PROVIDERS: Final[dict[str, dict[str, Provider]]] = {
     "deepagents": {"baseline": deepagents_local, "holdfast": deepagents_ours},
+    "mini-swe-agent": {"baseline": mini_swe_agent_local, "holdfast": mini_swe_agent_ours},
+    "mini-swe-agent-docker": {"baseline": mini_swe_agent_docker, "holdfast": mini_swe_agent_docker_ours},
     "openai-agents": {"baseline": openai_agents_local, "holdfast": openai_agents_ours},
     "openai-agents-docker": {"baseline": openai_agents_docker, "holdfast": openai_agents_docker_ours},
     "pydantic-ai": {"baseline": pydantic_ai_local, "holdfast": pydantic_ai_ours},
@@ -160,8 +209,10 @@ async def started(provider: Provider) -> float:
         return time.perf_counter() - began
 
 
-async def main(name: str) -> None:
+async def main(name: str, *, quick: bool) -> None:
     rounds, turns = (DOCKER_ROUNDS, DOCKER_TURNS) if name.endswith("-docker") else (ROUNDS, TURNS)
+    if quick:
+        rounds, turns = 1, QUICK_TURNS
     samples: dict[str, dict[str, list[list[float]]]] = {}
     async with AsyncExitStack() as stack:
         made = {key: await stack.enter_async_context(each()) for key, each in PROVIDERS[name].items()}
@@ -174,4 +225,4 @@ async def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(sys.argv[1], quick="--quick" in sys.argv))
