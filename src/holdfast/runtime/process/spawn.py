@@ -16,7 +16,7 @@ import socket
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from holdfast.errors import (
     CommandNotFound,
@@ -168,7 +168,7 @@ def spawn(
         plan.close_from(3 if streams.scripted_input < 0 else SCRIPTED_INPUT_FD + 1)
         return plan.run(os.fsencode(command.path), argv, command.variables)
 
-    given = {name: fd for name, fd in streams._asdict().items() if name != "terminal" and fd >= 0}
+    given: dict[str, Any] = {n: fd for n, fd in streams._asdict().items() if n != "terminal" and fd >= 0}
     try:
         with _soft_limits(soft_limits), oom_score.for_children():
             if spawner is None:
