@@ -247,7 +247,7 @@ async def a_fork_has_the_files_and_not_the_processes(fleet: Fleet, template: Tem
 
 
 async def a_fork_has_the_files_of_one_moment(fleet: Fleet, template: Template) -> None:
-    """A program writes its files in turn and is stopped during the copy: no two files differ by more than a turn."""
+    """A program writes its files in turn and is stopped during the copy: two files differ by a turn at most."""
     if type(fleet.engine).fork is Engine.fork:
         return
     count = 40
