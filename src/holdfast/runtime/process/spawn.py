@@ -168,14 +168,17 @@ def spawn(
         plan.close_from(3 if streams.scripted_input < 0 else SCRIPTED_INPUT_FD + 1)
         return plan.run(os.fsencode(command.path), argv, command.variables)
 
-    given: dict[str, Any] = {n: fd for n, fd in streams._asdict().items() if n != "terminal" and fd >= 0}
+    given = {name: fd for name, fd in streams._asdict().items() if name != "terminal" and fd >= 0}
+
+    def run_with(fds: Sequence[int]) -> int:
+        copies: dict[str, Any] = dict(zip(given, fds, strict=True))
+        return run(streams._replace(**copies))
+
     try:
         with _soft_limits(soft_limits), oom_score.for_children():
             if spawner is None:
                 return run(streams)
-            return spawner.call(
-                list(given.values()), lambda fds: run(streams._replace(**dict(zip(given, fds, strict=True))))
-            )
+            return spawner.call(list(given.values()), run_with)
     except OSError as error:
         raise explain(error.errno or 0, command) from None
 
