@@ -21,7 +21,7 @@ import holdfast
 from holdfast.service.problems import Denied
 
 COMMANDS = ["echo started", "touch report.txt && ls", "touch /tmp/elsewhere"]
-#: Between two looks of the operator. A console subscribes to `events` instead.
+#: Between two polls of the operator. A console subscribes to `events` instead.
 SECONDS = 0.2
 
 

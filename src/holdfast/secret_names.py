@@ -22,7 +22,7 @@ _ENDINGS: Final = {
 }
 #: Whole words.
 _WORDS: Final = frozenset(("AUTH", "OAUTH", "BEARER", "CRED", "CREDS", "JWT", "PAT", "PATS", "PSK", "WEBHOOK"))
-#: What a key may be that opens nothing.
+#: A key after one of these words is no credential: `PUBLIC_KEY`.
 _OPEN_KEYS: Final = frozenset(("PUBLIC", "PRIMARY", "FOREIGN"))
 #: Servers whose URL has a user and a password in it, as a rule.
 _STORES: Final = re.compile(

@@ -8,7 +8,7 @@ from typing import Final
 #: Of 1024, with or without `i` and `B`: `300M`, `300MB` and `300MiB` are the same, as for `docker run --memory`.
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE: Final = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?([KMGT]?)(i?B)?", re.IGNORECASE | re.ASCII)
-#: What an error says that a size should be.
+#: The description of a valid size in error messages.
 EXPECTED: Final = 'a number of bytes, also as "512M", "512MiB" or "1.5G"'
 
 

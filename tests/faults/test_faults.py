@@ -14,7 +14,7 @@ from tests.support.servers import running_server, server_environment
 from . import hang_report
 from .checking import Broken, Following, compare, same
 from .harness import REPOSITORY, Round
-from .place import connected
+from .job_context import connected
 
 JOBS = 16
 

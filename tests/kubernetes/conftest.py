@@ -87,7 +87,7 @@ def make_pod(running_cluster: Cluster, environment: None) -> Iterator[MakePod]:
 
 
 def read(cluster: Cluster, *arguments: str) -> Any:
-    """What kubectl prints, decoded."""
+    """The output of kubectl, decoded."""
     return json.loads(cluster.kubectl(*arguments, "--output", "json"))
 
 

@@ -1,4 +1,4 @@
-"""Who the caller is, and what that one may do: tokens, certificates, plugins, a pod's own account, permissions."""
+"""The identity and the permissions of the caller: tokens, certificates, plugins, a pod's own account, rights."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ async def test_a_maker_that_is_killed_leaves_nothing(
     for step in range(MAX_STEPS):
         made = await asyncio.to_thread(run, [*argv, str(step)])
         deadline = time.monotonic() + SETTLE_SECONDS
-        # What the maker had started may take a moment until it is there to be found.
+        # A process that the maker had started may take a moment to appear.
         while True:
             await fleet.prune()
             left = [*left_behind(fleet_directory), *(ref.id for ref in await fleet.list())]

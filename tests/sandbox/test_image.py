@@ -16,7 +16,7 @@ import pytest
 from tests.support.engines import PYTHON, ContainerEngine, debian_root
 
 ROOT = Path(__file__).parents[2]
-#: What Python and its packages take; a second copy of them, a compiler or a cache would exceed it.
+#: The size of Python and its packages; a second copy of them, a compiler or a cache would exceed it.
 LARGEST_ADDED = 250 * 1024 * 1024
 
 pytestmark = pytest.mark.skipif(

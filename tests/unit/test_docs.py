@@ -330,7 +330,7 @@ def test_python_examples_compile(page: Path, line: int, code: str) -> None:
 
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
-    """A place of its own for the local server, which is stopped in the end; `holdfast` is the one under test."""
+    """Variables for a local server of its own, which is stopped at the end; `holdfast` is the one under test."""
     with tempfile.TemporaryDirectory(prefix="holdfast-docs-") as directory:
         program = Path(directory) / "holdfast"
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m holdfast "$@"\n')

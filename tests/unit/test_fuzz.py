@@ -129,7 +129,7 @@ def test_a_port_that_is_none_is_refused_by_the_proxy(port: str) -> None:
 
 @pytest.mark.parametrize("digit", ["(", " ", "+", "_", "A", "٣"])
 def test_a_position_with_a_right_check_and_wrong_digits_is_refused(digit: str) -> None:
-    """The check can be computed by anyone; `int` raised, which was reported as a bug of the service."""
+    """Any caller can compute the check; `int` raised, which was reported as a bug of the service."""
     digits = digit + write_token("s", Position())[1:-8]
     check = hashlib.blake2b(f"s:{digits}".encode(), digest_size=4).hexdigest()
     with pytest.raises(BadToken):

@@ -1,4 +1,4 @@
-"""What a ledger tells of shells: the same at every moment, however often it is compacted."""
+"""Replay of shells from a ledger: the result does not depend on when and how often the ledger is compacted."""
 
 from __future__ import annotations
 

@@ -54,7 +54,10 @@ PROMPT_SECONDS: Final = 10.0
 
 
 class Sandbox(SandboxCommands, SandboxFiles):
-    """A place where commands run, opened by `connect`. Any number of tasks of one event loop can share it."""
+    """A machine, container, pod or jail in which commands run, opened by `connect`.
+
+    Any number of tasks of one event loop can share it.
+    """
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ DIRECTORY_VARIABLE: Final = "HOLDFAST_FLEET_DIRECTORY"
 MAX_SOCKET_PATH: Final = 107
 #: How long a killed sandbox may take until the kernel has released everything.
 END_SECONDS: Final = 20.0
-#: Between two looks at a lock that is held by a process that is not noted yet.
+#: Between two checks of a lock whose holder is not recorded yet.
 POLL_SECONDS: Final = 0.02
 LOG_TAIL_BYTES: Final = 4_000
 

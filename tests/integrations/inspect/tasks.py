@@ -15,7 +15,7 @@ from inspect_ai.util import ExecCompleted, ExecStdout, sandbox
 
 from examples.integrations.inspect_task import count_lines
 
-#: What a program in the sandbox sends to a model, by the client library of its choice.
+#: A request of a program in the sandbox to a model, by any client library.
 REQUEST = """
 import json, socket, time, urllib.request
 for attempt in range(600):  # the proxy of the bridge may still be starting

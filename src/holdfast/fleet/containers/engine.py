@@ -247,7 +247,7 @@ class ContainerEngine(Engine):
         return refs[0]
 
     async def _inspect(self, ids: Sequence[str]) -> Sequence[dict[str, Any]]:
-        """What the engine says of these containers; those that are gone by now are left out."""
+        """The engine's descriptions of these containers, without those that no longer exist."""
         found: list[dict[str, Any]] = []
         for start in range(0, len(ids), INSPECT_COUNT):
             argv = [self.program, "container", "inspect", *ids[start : start + INSPECT_COUNT]]

@@ -70,7 +70,7 @@ def _configured(root: str, config: dict[str, Any]) -> UnpackedImage:
 
 
 def _identity(path: str) -> bytes:
-    """What tells one content of a file from another without reading all of it."""
+    """Identify the content of a file without reading all of it."""
     found = os.stat(path)
     return f"{os.path.realpath(path)} {found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}".encode()
 

@@ -71,7 +71,7 @@ class PodOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node_selector: dict[str, str] = {}
     tolerations: tuple[dict[str, Any], ...] = ()
     priority_class: str | None = None
-    #: What the scheduler reserves, by resource; the limits, if it is not given.
+    #: Resources that the scheduler reserves; by default, the limits.
     requests: dict[str, str] = {}
     #: An image with the bundle in /holdfast, for images without a shell or `tar`.
     server_image: str | None = None

@@ -51,9 +51,9 @@ from holdfast.integrations.inspect_ai.remote_jobs import RemoteJobs
 
 logger = logging.getLogger(__name__)
 
-#: The engines whose sandboxes `inspect sandbox cleanup holdfast` looks for.
+#: The engines whose sandboxes `inspect sandbox cleanup holdfast` lists.
 ENGINES: Final = ("bwrap", "docker", "podman", "local")
-#: Seconds between looks of Inspect's sandbox service for requests of programs in a sandbox. A look is a command,
+#: Seconds between polls of Inspect's sandbox service for requests of programs in a sandbox. A poll is a command,
 #: which takes a few milliseconds.
 POLL_SECONDS: Final = 0.1
 #: Characters of a label's value.

@@ -16,7 +16,7 @@ import socket
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from holdfast.errors import (
     CommandNotFound,
@@ -169,13 +169,16 @@ def spawn(
         return plan.run(os.fsencode(command.path), argv, command.variables)
 
     given = {name: fd for name, fd in streams._asdict().items() if name != "terminal" and fd >= 0}
+
+    def run_with(fds: Sequence[int]) -> int:
+        copies: dict[str, Any] = dict(zip(given, fds, strict=True))
+        return run(streams._replace(**copies))
+
     try:
         with _soft_limits(soft_limits), oom_score.for_children():
             if spawner is None:
                 return run(streams)
-            return spawner.call(
-                list(given.values()), lambda fds: run(streams._replace(**dict(zip(given, fds, strict=True))))
-            )
+            return spawner.call(list(given.values()), run_with)
     except OSError as error:
         raise explain(error.errno or 0, command) from None
 

@@ -1,6 +1,6 @@
 """Finds the cluster and the credentials: kubeconfig files as kubectl reads them, or a pod's own service account.
 
-Reads files; contacts nothing. A field that changes who the caller is and is not understood is an error, because the
+Reads files; contacts nothing. An unknown field that changes the identity of the caller is an error, because the
 request would otherwise be sent as another user.
 """
 

@@ -16,6 +16,19 @@ from typing import Final
 from holdfast.service.policy.runners import is_loader, runs_by_option
 from holdfast.service.policy.shell.arithmetic import analyse_arithmetic, is_number
 from holdfast.service.policy.shell.grammar import Grammar
+from holdfast.service.policy.shell.names import (
+    ASSIGNING,
+    ATTRIBUTES,
+    BUILTINS,
+    COUNTING,
+    DECLARING,
+    MOVING,
+    ONE_SIDED,
+    RUNNING_OPTIONS,
+    SET_BY_SHELL,
+    STEERING,
+    TWO_SIDED,
+)
 from holdfast.service.policy.shell.redirections import SCRIPT_LEVELS, Assignment, Redirection, SimpleCommand
 from holdfast.service.policy.shell.words import MAX_DEPTH, UNKNOWN_WORDS, Incomplete, Word
 from holdfast.service.policy.wrappers import (
@@ -55,86 +68,16 @@ NEED_NO_RULE: Final = tuple(
     if name not in ("busybox", "toybox", "builtin", "command", "exec")
 )
 _OTHER_SHELLS: Final = frozenset(["zsh", "fish", "csh", "tcsh", "xonsh", "nu", "pwsh", "elvish", "yash", "ksh93"])
-#: Variables that change which program a name refers to, run something themselves, or name a program to run.
-_STEERING: Final = re.compile(
-    r"(PATH|LD_\w+|ENV|IFS|HOME|SHELL|SHELLOPTS|PROMPT_COMMAND|PS[0-4]|BASH\w*|BASH_FUNC_.*|INPUTRC|histchars"
-    r"|MAIL|MAILPATH|HIST\w+|FUNCNEST|CDPATH|GLOBIGNORE|EXECIGNORE|FCEDIT|POSIXLY_CORRECT|TEXTDOMAIN\w*"
-    r"|COMP\w+|READLINE_\w+|DIRSTACK|FUNCNAME|GROUPS|PIPESTATUS|UID|EUID|PPID|XDG_CONFIG_\w+|ZDOTDIR"
-    r"|GIT_(?!(?:AUTHOR|COMMITTER)_)\w+|\w*PAGER|\w*EDITOR|VISUAL|BROWSER|LESS\w*|MANOPT|EXINIT|VIMINIT"
-    r"|\w+_ASKPASS|RSYNC_RSH|CVS_RSH|TAR_OPTIONS|PYTHON\w+|PERL\w+|RUBY\w+|NODE_\w+|JAVA_\w+|_JAVA_OPTIONS"
-    r"|MAKEFLAGS|MAKEFILES|GCONV_PATH|LOCPATH|NLSPATH|GLIBC_TUNABLES|RIPGREP_CONFIG_PATH|FZF_\w+)"
-)
-#: Variables of bash with an evaluated value: only a number is harmless.
-_COUNTING: Final = frozenset(
-    ["RANDOM", "SRANDOM", "SECONDS", "LINENO", "OPTIND", "OPTERR", "TMOUT", "EPOCHSECONDS"]
-)
-#: Variables that the shell sets itself, so they may not hold the value assigned in the text.
-_SET_BY_SHELL: Final = _COUNTING | {
-    "_",
-    "REPLY",
-    "OPTARG",
-    "PWD",
-    "OLDPWD",
-    "MAPFILE",
-    "COPROC",
-    "COLUMNS",
-    "LINES",
-}
-#: Builtins with names of variables as arguments.
-_ASSIGNING: Final = frozenset(
-    ["export", "declare", "typeset", "local", "readonly", "read", "mapfile", "readarray", "unset", "getopts"]
-)
-_DECLARING: Final = frozenset(["export", "declare", "typeset", "local", "readonly"])
-#: Attributes that make a later assignment evaluate, write elsewhere, or fail.
-_ATTRIBUTES: Final = {
-    "i": "evaluates later values",
-    "n": "gives a variable another name",
-    "r": "makes later assignments fail",
-}
 _NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-#: Operators of `test` with a word on each side, and before a word. Not `-v`, which evaluates an index, and not `-a`
-#: and `-o`, which another operator may follow.
-_TWO_SIDED: Final = frozenset(
-    ["=", "==", "!=", "<", ">", "-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-nt", "-ot", "-ef"]
-)
-_ONE_SIDED: Final = frozenset(f"-{letter}" for letter in "bcdefghknprstuwxzGLNORS")
-#: Names that a function must not redefine, since the parser relies on their behaviour.
-_BUILTINS: Final = frozenset(
-    [
-        *(
-            ":",
-            ".",
-            "[",
-            "alias",
-            "bg",
-            "bind",
-            "break",
-            "builtin",
-            "caller",
-            "cd",
-            "command",
-            "compgen",
-            "complete",
-        ),
-        *("compopt", "continue", "declare", "dirs", "disown", "echo", "enable", "eval", "exec", "exit", "export"),
-        *("false", "fc", "fg", "getopts", "hash", "help", "history", "jobs", "kill", "let", "local", "logout"),
-        *("mapfile", "popd", "printf", "pushd", "pwd", "read", "readarray", "readonly", "return", "set", "shift"),
-        *("shopt", "source", "suspend", "test", "times", "trap", "true", "type", "typeset", "ulimit", "umask"),
-        *("unalias", "unset", "wait", "env", "sudo", "xargs", "find", "git"),
-    ]
-)
 #: Parts of a path to the shell's own input, not to a file.
 _STREAMS: Final = frozenset(["dev", "proc", "fd", "stdin"])
-_MOVING: Final = frozenset(["cd", "chdir", "pushd", "popd", "chroot"])
 _SHELL_LONG_FLAGS: Final = ("login", "noediting", "noprofile", "norc", "posix", "restricted", "verbose")
-#: Options that make a builtin change which program runs, or run something itself.
-_RUNNING_OPTIONS: Final = {"hash": "p", "jobs": "x", "mapfile": "C", "readarray": "C"}
 _FIND_COMMANDS: Final = ("-exec", "-execdir", "-ok", "-okdir")
 
 
 def decides_program(name: str) -> bool:
     """True if the variable decides which program runs."""
-    return bool(_STEERING.fullmatch(name))
+    return bool(STEERING.fullmatch(name))
 
 
 class ParsedCommand(ServiceStruct, frozen=True):
@@ -234,13 +177,7 @@ class _Reading:
         return Grammar(text, _CommandVisitor(self, posix, via), posix=posix, history=history, depth=depth)
 
     def script(
-        self,
-        text: str,
-        depth: int,
-        *,
-        posix: bool,
-        via: tuple[str, ...],
-        local_names: frozenset[str] | None = None,
+        self, text: str, depth: int, *, posix: bool, via: tuple[str, ...], local_names: frozenset[str] | None = None
     ) -> None:
         """`local_names`: those of the function that runs the script in its own shell."""
         if (text, posix, local_names) in self._scripts:
@@ -294,17 +231,17 @@ class _CommandVisitor:
         self._reading.script(text, depth, posix=self._posix, via=self._via)
 
     def variable(self, name: str, *, number: bool) -> None:
-        if decides_program(name) or (name in _COUNTING and not number):
+        if decides_program(name) or (name in COUNTING and not number):
             self.unknown(f"it sets {name}, which decides what runs")
         if not number:
             self._reading.texts.add(name)
 
     def holds_numbers(self, name: str) -> bool:
         self._reading.numbers.add(name)
-        return name not in self._reading.known_texts and name not in _SET_BY_SHELL and not decides_program(name)
+        return name not in self._reading.known_texts and name not in SET_BY_SHELL and not decides_program(name)
 
     def function(self, name: Word) -> None:
-        if not name.known or name.text in _BUILTINS or name.text in WRAPPERS or name.text in _DIALECTS:
+        if not name.known or name.text in BUILTINS or name.text in WRAPPERS or name.text in _DIALECTS:
             self.unknown(f"a function changes what `{name.text[:80]}` is")
 
     def _assigned(self, assignments: Iterable[Assignment]) -> None:
@@ -330,7 +267,7 @@ class _CommandVisitor:
         name = posixpath.basename(first.text)
         if name in BACKGROUND:
             self.background(name)
-        self._reading.moves = self._reading.moves or name in _MOVING
+        self._reading.moves = self._reading.moves or name in MOVING
         index = len(self._reading.commands)
         self._reading.commands.append(ParsedCommand(first.text, words[1:], via))
         transparent = False
@@ -345,11 +282,11 @@ class _CommandVisitor:
         self, name: str, words: tuple[Word, ...], redirections: tuple[Redirection, ...], via: tuple[str, ...]
     ) -> bool:
         """Visit the commands that this one runs; return True if it only runs them."""
-        if (running := _RUNNING_OPTIONS.get(name)) is not None:
+        if (running := RUNNING_OPTIONS.get(name)) is not None:
             self._option(name, running, words)
         if (how := runs_by_option(name, words)) is not None:
             raise UnknownCommand(f"`{name}`: {how}")
-        if name in _ASSIGNING:
+        if name in ASSIGNING:
             self._assigning(name, words, via)
         elif name == "printf":
             self._printf(words)
@@ -544,7 +481,7 @@ class _CommandVisitor:
             after = words[index + 1].text if index + 1 < len(words) and words[index + 1].known else ""
             if before == "-v" and not (word.known and _NAME.fullmatch(word.text)):
                 raise UnknownCommand("`test -v` evaluates the index of the name that it is given")
-            operand = before in _ONE_SIDED or before in _TWO_SIDED or after in _TWO_SIDED
+            operand = before in ONE_SIDED or before in TWO_SIDED or after in TWO_SIDED
             operand = operand or (len(words) == 2 and after == "]")
             if not word.known and not self._is_number(word) and (word.splits or not operand):
                 raise UnknownCommand(f"`{word.text[:80]}` may be `-v`, which evaluates an index")
@@ -571,16 +508,16 @@ class _CommandVisitor:
             if not word.known and (not re.match(r"[A-Za-z_]\w*=", word.text) or (splits and word.splits)):
                 raise UnknownCommand(f"`{words[0].text}` may set a variable that decides what runs")
             named, value = re.split(r"\+?=|\Z", word.text, maxsplit=1)[:2]
-            if named.startswith(("-", "+")) and name in _DECLARING:
+            if named.startswith(("-", "+")) and name in DECLARING:
                 arrays = arrays or bool({"a", "A"} & set(named))
-                for letter, what in _ATTRIBUTES.items():
+                for letter, what in ATTRIBUTES.items():
                     if letter in named and not (letter == "n" and name == "export"):
                         raise UnknownCommand(f"`{name} -{letter}` {what}")
                 continue
             if name == "readonly":
-                raise UnknownCommand(f"`readonly` {_ATTRIBUTES['r']}")
+                raise UnknownCommand(f"`readonly` {ATTRIBUTES['r']}")
             # `declare -a x='(...)'` parses the text as a list of values.
-            if name in _DECLARING and (value.startswith("(") or (arrays and value and not word.known)):
+            if name in DECLARING and (value.startswith("(") or (arrays and value and not word.known)):
                 raise UnknownCommand(f"`{name}` reads `{value[:80]}` as a list of values")
             if re.match(r"-?\w+\[", named):
                 raise UnknownCommand(f"`{name}` evaluates the index of `{named[:80]}`")

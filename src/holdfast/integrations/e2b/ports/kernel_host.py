@@ -67,7 +67,7 @@ class Host:
     def __init__(self) -> None:
         from jupyter_client.manager import KernelManager  # type: ignore[import-not-found,unused-ignore]
 
-        # What the kernel prints outside of an execution must not be among the events.
+        # Output of the kernel outside of an execution must not be among the events.
         self.events = os.fdopen(os.dup(1), "w", encoding="utf-8")
         self.lock = threading.Lock()
         self.requests: queue.Queue[dict[str, Any]] = queue.Queue()
