@@ -247,7 +247,7 @@ async def a_fork_has_the_files_and_not_the_processes(fleet: Fleet, template: Tem
 
 
 async def a_fork_has_the_files_of_one_moment(fleet: Fleet, template: Template) -> None:
-    """A program writes its files in turn. It is stopped during the copy: no two files are more than a turn apart."""
+    """A program writes its files in turn. It is stopped during the copy: no file is more than a turn ahead."""
     if type(fleet.engine).fork is Engine.fork:
         return
     count = 40
