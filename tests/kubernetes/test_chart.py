@@ -179,7 +179,7 @@ def test_a_session_outlives_the_replica_that_made_it(cluster: Cluster, release: 
 
 def template(helm: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """The chart rendered without a cluster; without a version helm assumes an old one."""
-    command = [helm, "template", "holdfast", CHART, f"--kube-version={build.version()}", *flags]
+    command = [str(helm), "template", "holdfast", str(CHART), f"--kube-version={build.version()}", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 

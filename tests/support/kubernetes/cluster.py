@@ -162,7 +162,7 @@ class Cluster:
 
     def watch(self, *arguments: str) -> Iterator[Any]:
         """The objects of a `kubectl get --watch`: those that exist, then each change, for `START_SECONDS`."""
-        command = [self.programs / "kubectl", "--kubeconfig", self.kubeconfig, "get", *arguments]
+        command = [str(self.programs / "kubectl"), "--kubeconfig", str(self.kubeconfig), "get", *arguments]
         options = ["--watch", "--output", "json", f"--request-timeout={START_SECONDS:.0f}s"]
         decoder, text = json.JSONDecoder(), ""
         with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as watching:
