@@ -14,7 +14,7 @@ import os
 import re
 import resource
 import secrets
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from functools import cached_property
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -109,6 +109,14 @@ def stat_fields(text: bytes) -> list[bytes]:
     return text[text.rindex(b")") + 2 :].split(b" ", 20)
 
 
+def is_dead(fields: Sequence[bytes]) -> bool:
+    """Whether a process with these fields has ended.
+
+    A process whose first thread has ended is shown as a zombie while its other threads run; they are counted.
+    """
+    return fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
+
+
 def read_entry(pid: int) -> Entry | None:
     """Return one process, or None if it does not exist."""
     try:
@@ -124,7 +132,7 @@ def read_entry(pid: int) -> Entry | None:
     finally:
         os.close(fd)
     fields = stat_fields(text)
-    return Entry(pid, int(fields[1]), int(fields[3]), fields[19], fields[0] in (b"Z", b"X"))
+    return Entry(pid, int(fields[1]), int(fields[3]), fields[19], is_dead(fields))
 
 
 def newest_pids() -> list[int]:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from holdfast.runtime.shell.foreground import ticks_since_boot
-from holdfast.runtime.tree.process_table import MARK_BASE, ProcessTable, read_mark
+from holdfast.runtime.tree.process_table import MARK_BASE, ProcessTable, is_dead, read_mark
 from holdfast.runtime.tree.process_tree import Tree
 from holdfast.types import USAGE_PIDS, MemberUsage, ProcessUsage, UsageSample
 
@@ -81,7 +81,7 @@ def parse_stat(text: bytes) -> Stat:
         int(f[17]),
         f[19],
         int(f[21]),
-        f[0] in (b"Z", b"X"),
+        is_dead(f),
         int(f[11]) + int(f[12]),
     )
 
