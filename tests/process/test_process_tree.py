@@ -20,6 +20,7 @@ from holdfast.runtime.tree.cgroup import Cgroup, _hierarchies
 from holdfast.runtime.tree.process_table import Entry, ProcessTable, new_mark, read_entry, read_mark
 from holdfast.runtime.tree.process_tree import PidHandles
 from holdfast.types import ExitStatus, OutputChunk, ProcessSpec
+from tests.faults.hang_report import process_text
 
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60
@@ -81,7 +82,8 @@ async def test_nothing_survives(box: LocalExec, escape: str, tty: bool, force: b
     assert marked(box)
     async with asyncio.timeout(SAFETY_NET):
         await box.terminate("p", grace=0.05 if "ignore" in escape else 5, force=force)
-    assert marked(box) == []
+    left = marked(box)
+    assert left == [], process_text(*left)
     assert not (await box.describe("p")).running
 
 
