@@ -333,6 +333,34 @@ async def test_a_table_that_cannot_be_read_is_told_and_nobody_hangs(box: LocalEx
     assert await box.terminate("p", force=True)
 
 
+async def test_an_orphan_whose_mark_cannot_be_read_is_not_taken_for_another(
+    make_exec: MakeExec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The descriptors are gone after the table was read."""
+    box = make_exec(cgroup="off")
+    await box.start(ProcessSpec("p", ("sh", "-c", ESCAPES["leader gone"][0])))
+    await lines(box, 1)
+    assert await box.wait("p", timeout=SAFETY_NET) == ExitStatus(0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    read = box._tables.read
+
+    async def read_and_limit() -> ProcessTable[Entry]:
+        table = await read()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        return table
+
+    monkeypatch.setattr(box._tables, "read", read_and_limit)
+    try:
+        with pytest.raises(ResourceExhausted, match="cannot be found"):
+            await box.terminate("p", force=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        monkeypatch.undo()
+    assert marked(box)
+    await box.terminate("p", force=True)
+    assert marked(box) == []
+
+
 async def test_a_tree_with_more_members_than_we_have_descriptors_ends(make_exec: Callable[..., LocalExec]) -> None:
     box = make_exec(cgroup="off")
     family = "for i in $(seq 30); do setsid sleep 1000 & done; echo started; wait"

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from holdfast.runtime.confine.resource_groups import ResourceGroups
+from holdfast.runtime.tree.process_table import NO_DESCRIPTOR
 
 if TYPE_CHECKING:
     from holdfast.runtime.tree.process_tree import Tree
@@ -82,9 +83,12 @@ class Cgroup:
         return os.path.isdir(self.path)
 
     def pids(self) -> list[int]:
+        """The members; `OSError` without a descriptor."""
         try:
             fd = os.open(f"{self.path}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+        except OSError as error:
+            if error.errno in NO_DESCRIPTOR:
+                raise
             return []
         pids = b""
         try:
