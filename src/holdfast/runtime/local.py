@@ -474,7 +474,10 @@ class LocalExec:
         existing = self._existing(spec)
         if existing is not None:
             return existing.info()
-        fd = os.memfd_create("holdfast-script")
+        try:
+            fd = os.memfd_create("holdfast-script")
+        except OSError as error:
+            raise ResourceExhausted(f"the script of {process_id!r} cannot be stored: {error.strerror}") from None
         try:
             write_all(fd, script)
             os.lseek(fd, 0, os.SEEK_SET)

@@ -132,6 +132,9 @@ async def resume_run(terminal: LiveTerminal, flight: CommandInFlight | None, run
             f"the server was restarted after {_short(run.command)} was typed: read what it printed in the terminal"
         )
     if flight.exit_code is not None:
+        # Its end may have been in a read that was printed again: then the flight is the terminal's.
+        if terminal.in_flight is flight:
+            terminal.in_flight = None
         return await _run(terminal, flight, run)
     async with terminal.turn:
         return await _run_in_flight(terminal, flight, run)
