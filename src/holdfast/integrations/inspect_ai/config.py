@@ -1,4 +1,4 @@
-"""What a task says about its sandbox, as a template of the fleet: nothing, a `Config`, or a compose file.
+"""The configuration of a task's sandbox as a template of the fleet: none, a `Config`, or a compose file.
 
 A compose file with one service runs here. A field that changes what the service is and has no counterpart in a
 template is refused by its name: a container without it would be another one.
