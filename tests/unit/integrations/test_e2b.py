@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 
 from holdfast import errors
 from holdfast.fleet.template import Template
-from holdfast.integrations.e2b.application import Target, parse_host
+from holdfast.integrations.e2b.application import Target, _RequestBody, parse_host
 from holdfast.integrations.e2b.control.records import PUBLIC
 from holdfast.integrations.e2b.control.requests import NewSandbox, effective_network, parse_body
 from holdfast.integrations.e2b.control.templates import load_templates, parse_templates
@@ -190,6 +190,24 @@ async def test_a_body_is_bounded_in_size_and_in_silence() -> None:
     with pytest.raises(Problem) as raised:
         await connect.whole_body(receiver([{"type": "http.disconnect"}]), 10, 60.0)
     assert raised.value.code == "canceled"
+
+
+async def test_a_refusal_is_sent_after_the_body_that_it_refuses() -> None:
+    """The client of an upload of 32 MiB, of which half was read, gets the reply and no broken connection."""
+    unread = [
+        {"type": "http.request", "body": bytes(1024 * 1024), "more_body": number < 15} for number in range(16)
+    ]
+    left: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        return unread.pop(0)
+
+    async def send(_: Any) -> None:
+        left.append(len(unread))
+
+    body = _RequestBody(receive, send)
+    await body.send({"type": "http.response.start", "status": 507, "headers": []})
+    assert left == [0]
 
 
 async def test_an_upload_is_bounded_after_its_decompression() -> None:
