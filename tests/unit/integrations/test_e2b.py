@@ -82,7 +82,7 @@ async def test_nothing_listens_beyond_loopback_in_plain_text(address: str) -> No
 async def test_a_port_beyond_loopback_needs_the_traffic_token(
     listen: str, public: str | None, admitted: bool
 ) -> None:
-    opened = SimpleNamespace(ref=SimpleNamespace(labels={} if public is None else {PUBLIC: public}))
+    opened: Any = SimpleNamespace(ref=SimpleNamespace(labels={} if public is None else {PUBLIC: public}))
 
     class Sandboxes:
         async def open(self, _: str) -> Any:
