@@ -103,13 +103,18 @@ def markdown(report: Report) -> str:
 
 def write_markdown(path: str, report: Report) -> None:
     """Replace the text between `BEGIN` and `END` of a page by the table."""
+    write_into(path, markdown(report))
+
+
+def write_into(path: str, text: str, begin: str = BEGIN, end: str = END) -> None:
+    """Replace the text between two lines of a page."""
     with open(path, encoding="utf-8") as file:
         page = file.read()
-    marks = re.compile(f"(?<={BEGIN}\n).*?(?={END})", re.DOTALL)
+    marks = re.compile(f"(?<={begin}\n).*?(?={end})", re.DOTALL)
     if len(marks.findall(page)) != 1:
-        raise ValueError(f"{path}: wants {BEGIN} and {END} once, each on a line of its own")
+        raise ValueError(f"{path}: wants {begin} and {end} once, each on a line of its own")
     with open(path, "w", encoding="utf-8") as file:
-        file.write(marks.sub(lambda _: markdown(report) + "\n", page))
+        file.write(marks.sub(lambda _: text + "\n", page))
 
 
 def write_json(path: str, report: Report) -> None:

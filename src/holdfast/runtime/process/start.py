@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 SPARE_DESCRIPTORS: Final = 64
 #: The fraction of a small limit that is left free.
 _SPARE_FRACTION: Final = 16
-#: Descriptors from which on a spawn by the thread of `Spawner` is cheaper than copies of all of them for a child that
-#: closes them: the thread costs about 50 µs, a descriptor 0.1.
+#: With this many descriptors a spawn by the thread of `Spawner` is cheaper than copies of all of them for a child
+#: that closes them: the thread costs about 50 µs, a descriptor 0.1.
 CROWDED_DESCRIPTORS: Final = 512
 #: Makes line mode erase a whole character and not its last byte; the termios module lacks it.
 _IUTF8: Final = 0o040000
