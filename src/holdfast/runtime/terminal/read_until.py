@@ -59,8 +59,12 @@ async def read_terminal(
     timing: bool = False,
     marks: bool = False,
     until: ReadUntil | None = None,
+    gather: float = 0.0,
 ) -> TerminalRead:
-    """Wait up to `wait` seconds for anything, or for one of the conditions, and read after a position."""
+    """Wait up to `wait` seconds for anything, or for one of the conditions, and read after a position.
+
+    With `gather`, a read that waits for anything waits that much longer for more, unless it can return no more.
+    """
     outcome = None
     if until is not None:
         outcome = await _wait_until(terminal, until, since, wait)
@@ -69,6 +73,8 @@ async def read_terminal(
             async with asyncio.timeout(wait):
                 while terminal.token <= since and not terminal.process.closed:
                     await terminal.process.changed()
+                if gather and terminal.token - since < max_bytes and not terminal.process.closed:
+                    await asyncio.sleep(gather)
     return replace(terminal.read(since, max_bytes, timing=timing, marks=marks), outcome=outcome)
 
 

@@ -135,7 +135,9 @@ class Batch:
                     continue
                 if session["audited_token"] >= work.fence.token:
                     continue
-                session["audited_token"] = changed[work.fence.session_id]["audited_token"] = work.fence.token
+                columns = {"audited_token": work.fence.token, **columns_of(work.fence.metadata)}
+                session.update(columns)
+                changed[work.fence.session_id].update(columns)
             for entry in work.entries:
                 entries[entry.session_id].append((number, entry))
         return entries, changed
