@@ -69,13 +69,19 @@ async def read_terminal(
     if until is not None:
         outcome = await _wait_until(terminal, until, since, wait)
     elif wait > 0:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait):
-                while terminal.token <= since and not terminal.process.closed:
-                    await terminal.process.changed()
-                if gather and terminal.token - since < max_bytes and not terminal.process.closed:
-                    await asyncio.sleep(gather)
+        deadline = asyncio.get_running_loop().time() + wait
+        await _grown(terminal, since + 1, deadline)
+        if gather > 0 and terminal.token > since:
+            await _grown(terminal, since + max_bytes, min(deadline, asyncio.get_running_loop().time() + gather))
     return replace(terminal.read(since, max_bytes, timing=timing, marks=marks), outcome=outcome)
+
+
+async def _grown(terminal: LiveTerminal, position: int, deadline: float) -> None:
+    """Wait until the terminal has reached a position or has ended."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(deadline):
+            while terminal.token < position and not terminal.process.closed:
+                await terminal.process.changed()
 
 
 async def _wait_until(terminal: LiveTerminal, until: ReadUntil, since: int, wait: float) -> ReadOutcome:
