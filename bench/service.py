@@ -320,9 +320,10 @@ async def shells_at_once(scale: Scale) -> list[Row]:
         place = stack.enter_context(new_place())
         box = await stack.enter_async_context(holdfast.connect(place.sandbox))
         service = await stack.enter_async_context(running_service(place))
-        tokens = await service.new_agents(count)
-        callers = [await stack.enter_async_context(http_caller(service, token)) for token in tokens]
-        for caller in callers:
+        callers = []
+        for token in await service.new_agents(count):
+            callers.append(caller := await stack.enter_async_context(http_caller(service, token)))
+            # At once: a connection without a request is closed after some seconds.
             await caller.create("SHELL")
         shells = [_ShellCaller(await box.shell()) for _ in range(count)]
         contenders = {"socket": _loaded(shells, each), "service": _loaded(callers, each)}
