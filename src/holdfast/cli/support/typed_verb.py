@@ -85,12 +85,9 @@ def _lines(command: Callable[..., int]) -> list[str]:
     return [" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n")]
 
 
-def run_async(
-    work: Coroutine[Any, Any, T], *, new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
-) -> T:
-    """Run a verb's coroutine and return its result, usually the exit code; on asyncio's event loop by default."""
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        return runner.run(work)
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a verb's coroutine and return its result, usually the exit code."""
+    return asyncio.run(work)
 
 
 @contextmanager

@@ -77,12 +77,8 @@ def command(
         log_format="json" if as_json else None,
     )
     with service_extra():
-        import uvloop
-
         from holdfast.service.assembly import run_service
-    # A call is some twenty steps of the event loop, so the loop's own cost counts.
-    work = run_service(settings, _announce_json if as_json else announce)
-    return run_async(work, new_loop=uvloop.new_event_loop)
+    return run_async(run_service(settings, _announce_json if as_json else announce))
 
 
 def _settings(config: str | None, **flags: Any) -> ServiceSettings:
