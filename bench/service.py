@@ -321,9 +321,9 @@ async def shells_at_once(scale: Scale) -> list[Row]:
     """Sessions with a shell that all run commands over HTTP, one after the other."""
     count, each = min(SHELLS, scale.agents), scale.calls * 4
     async with contextlib.AsyncExitStack() as stack:
-        place = stack.enter_context(new_place())
-        box = await stack.enter_async_context(holdfast.connect(place.sandbox))
-        service = await stack.enter_async_context(running_service(place))
+        location = stack.enter_context(new_deployment())
+        box = await stack.enter_async_context(holdfast.connect(location.sandbox))
+        service = await stack.enter_async_context(running_service(location))
         callers = []
         for token in await service.new_agents(count):
             callers.append(caller := await stack.enter_async_context(http_caller(service, token)))

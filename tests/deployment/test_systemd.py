@@ -1,7 +1,7 @@
 """deploy/holdfast.service under a real systemd, which is the first process of a container. `make deployment`.
 
-The container is a private layer over this machine's root, without a network. The package is installed as the comment
-at the top of the unit describes.
+The container is a private layer over this machine's root, without a network. The package is installed as described at
+the top of the unit.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ After=basic.target
 """
 SCRIPT = """
 export PATH=/opt/holdfast/bin:$PATH
-until HOLDFAST_SERVICE_TOKEN=$(journalctl --unit holdfast --output cat | grep -m 1 -o 'hf_[A-Za-z0-9_-]*'); do sleep 0.2; done
+token() { journalctl --unit holdfast --output cat | grep -m 1 -o 'hf_[A-Za-z0-9_-]*'; }
+until HOLDFAST_SERVICE_TOKEN=$(token); do sleep 0.2; done
 export HOLDFAST_SERVICE_TOKEN
 first() { systemctl show --property MainPID --value holdfast; }
 pid=$(first)
