@@ -1,7 +1,7 @@
 """deploy/holdfast.service under a real systemd, which is the first process of a container. `make deployment`.
 
-The container is a private layer over this machine's root, without a network. The package is installed as described at
-the top of the unit.
+The container is a private layer over this machine's root, without a network. The package is installed as described
+at the top of the unit.
 """
 
 from __future__ import annotations
