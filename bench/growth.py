@@ -31,7 +31,7 @@ import holdfast
 from bench import report
 from bench.fleet import fleet_directory
 from bench.servers import BenchmarkError, cpu_seconds, memory_bytes, start_crowd, talking_to
-from bench.services import grpc_caller, new_place, running_service
+from bench.services import grpc_caller, new_deployment, running_service
 from bench.starts import run_streamed
 from holdfast.errors import ResourceExhausted
 from holdfast.fleet.fleet import Fleet
@@ -227,7 +227,7 @@ async def log_megabytes() -> AsyncIterator[Holder]:
 
 @contextlib.asynccontextmanager
 async def sessions() -> AsyncIterator[Holder]:
-    with new_place() as place:
+    with new_deployment() as place:
         async with running_service(place) as service, contextlib.AsyncExitStack() as stack:
             (token,) = await service.new_agents(1)
             caller = await stack.enter_async_context(grpc_caller(service, token))
