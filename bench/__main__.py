@@ -74,6 +74,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "service-true": service.true_in_a_session,
     "service-idle": service.idle_sessions,
     "service-200": service.agents_at_once,
+    "service-shells": service.shells_at_once,
 }
 #: Each takes less than a minute on a machine that is not overloaded; this turns a hang into a failure.
 PATIENCE_SECONDS: Final = 600.0

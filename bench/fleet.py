@@ -39,13 +39,13 @@ AT_ONCE: Final = 4
 
 async def making(scale: Scale) -> list[Row]:
     """Every figure of the fleet."""
-    with _fleet_directory() as directory:
+    with fleet_directory() as directory:
         rows = [row for each in (_jails, _pool, _fork, _many) for row in await each(scale, directory)]
         return [*rows, *await _containers(scale)]
 
 
 @contextlib.contextmanager
-def _fleet_directory() -> Iterator[str]:
+def fleet_directory() -> Iterator[str]:
     before = os.environ.get(DIRECTORY_VARIABLE)
     with tempfile.TemporaryDirectory(prefix="hf-bench-") as directory:
         os.chmod(directory, 0o711)

@@ -1,197 +1,392 @@
-"""Whether a program grows under steady work: samples, the slope through them, a table and a plot.
+"""Curves: the cost of one operation, of one more thing and of idleness, by the number of things that exist.
 
-Arithmetic, but for the two files that it writes.
+    python -m bench.growth                          # 1 to 1,000 of each kind; some minutes
+    python -m bench.growth --only shells --most 10000
+    python -m bench.growth --markdown docs/benchmarks.md --svg docs/growth.svg
 
-A program that was started again is another program, with memory of its own. So a slope is fitted within each life,
-one slope for all lives of a program, and what lives begin with is compared from life to life.
+Beside the latency of an operation stands the processor time of the program that holds the things: on a busy
+machine the latency shows the machine, the processor time shows the growth. Touches what each kind starts, and the
+files that are named on its command line.
 """
 
 from __future__ import annotations
 
-import csv
-import itertools
+import argparse
+import asyncio
+import contextlib
+import math
+import os
 import statistics
-from collections.abc import Sequence
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from time import perf_counter
 from typing import Final
 from xml.sax.saxutils import escape
 
 import msgspec
 
-#: Loading, caches and retention are complete after so many seconds of a life: a hundred ended processes
-#: and closed shells take two minutes. The ledger has been compacted by then, too, and the allocator keeps
-#: what that took.
-WARM_UP_SECONDS: Final = 200.0
+import holdfast
+from bench import report
+from bench.fleet import fleet_directory
+from bench.servers import BenchmarkError, cpu_seconds, memory_bytes, start_crowd, talking_to
+from bench.services import grpc_caller, new_deployment, running_service
+from bench.starts import run_streamed
+from holdfast.errors import ResourceExhausted
+from holdfast.fleet.fleet import Fleet
+from holdfast.service.store.store import Store
+from holdfast.service.types import AuditEntry
+from holdfast.types import OutputChunk
+from tests.support.servers import running_server
+
+#: The lines of a page around the table.
+MARK: Final = "growth"
+#: Operations of a turn at each count, after a few that are not timed. The processor time is that of the turn with
+#: the least, which other programs on the machine have disturbed the least.
+TURNS: Final = 10
+OPERATIONS: Final = 20
+WARM_UP: Final = 10
+#: Seconds without an operation, in which the holder's processor time is measured.
+IDLE_SECONDS: Final = 2.0
+#: Things that are made at a time.
+AT_ONCE: Final = 16
+#: Processor time of one operation may grow by this factor for each tenfold count: n log n in total, and the noise
+#: of caches that hold less of each thing.
+TENFOLD: Final = 1.6
 
 
-class Sample(msgspec.Struct, frozen=True):
-    """One sample of one program. `life` counts how often it was started again."""
+class Point(msgspec.Struct, frozen=True):
+    """The figures at one count."""
 
-    at: float
-    who: str
-    life: int
-    rss_kb: float
-    descriptors: int
-    threads: int
-    #: Size of the server's spool, its ledger included.
-    spool_kb: float
-
-
-class Quantity(msgspec.Struct, frozen=True):
-    """Something that is not to grow, and by how much it may seem to."""
-
-    field: str
-    name: str
-    unit: str
-    scale: float
-    #: Growth over the whole run that cannot be distinguished from noise.
-    tolerance: float
+    count: int
+    #: Milliseconds of one operation, and the holder's processor time for it.
+    latency: float
+    cpu: float
+    #: The holder's memory for each thing in KB, above its memory with one.
+    memory: float
+    #: Percent of a core that the holder takes while nothing happens.
+    idle: float
 
 
-#: Memory: pages that the allocator gives back later, and a ledger that is being compacted, come to a megabyte or
-#: two; a leak of 100 bytes an operation is more in half an hour. Descriptors and spool go up and down with what
-#: happens to run, and a slope through that is not exactly flat; one descriptor a minute is a leak and shows.
-#: Threads come one at a time.
-QUANTITIES: Final = (
-    Quantity("rss_kb", "RSS", "MB", 1e-3, 4.0),
-    Quantity("descriptors", "descriptors", "", 1.0, 10.0),
-    Quantity("threads", "threads", "", 1.0, 1.0),
-    Quantity("spool_kb", "spool", "MB", 1e-3, 20.0),
-)
-
-
-class Growth(msgspec.Struct, frozen=True):
-    """One quantity of one program: its means, and its growth while it was sampled."""
-
-    who: str
-    quantity: Quantity
-    first_quarter: float
-    last_quarter: float
-    #: The slope within lives, times the sampled time.
-    within: float
-    #: The slope from one life's mean to the next one's, times the same; 0 with fewer than three lives.
-    between: float
+class Curve(msgspec.Struct, frozen=True):
+    kind: str
+    operation: str
+    points: tuple[Point, ...]
 
     @property
-    def too_much(self) -> bool:
-        return max(self.within, self.between) > self.quantity.tolerance
+    def tenfold(self) -> float:
+        """The factor of processor time for each tenfold count, from the smallest to the largest."""
+        first, last = self.points[0], self.points[-1]
+        decades = math.log10(last.count / first.count) if last.count > first.count else 1.0
+        return float((last.cpu / first.cpu) ** (1 / decades))
 
 
-def measure(samples: Sequence[Sample], warm_up: float = WARM_UP_SECONDS) -> list[Growth]:
-    """The growth of every quantity of every program. The first seconds of each life do not count."""
-    found = []
-    for who in dict.fromkeys(sample.who for sample in samples):
-        lives = _lives([sample for sample in samples if sample.who == who], warm_up)
-        if not lives:
-            raise ValueError(f"every life of the {who} was shorter than {warm_up:g} s: nothing can be said")
-        for quantity in QUANTITIES:
-            series = [[(s.at, getattr(s, quantity.field) * quantity.scale) for s in life] for life in lives]
-            if any(value for life in series for _, value in life):
-                found.append(_growth(who, quantity, series))
-    return found
+class Holder(msgspec.Struct):
+    """Things of one kind, and the program that holds them."""
+
+    operation: str
+    pid: int
+    grow: Callable[[int], Awaitable[None]]  #: Makes so many more.
+    operate: Callable[[], Awaitable[object]]
 
 
-def _lives(samples: Sequence[Sample], warm_up: float) -> list[list[Sample]]:
-    lives = [list(life) for _, life in itertools.groupby(samples, key=lambda sample: sample.life)]
-    settled = [[s for s in life if s.at >= life[0].at + warm_up] for life in lives]
-    return [life for life in settled if len(life) > 1]
+Kind = Callable[[], contextlib.AbstractAsyncContextManager[Holder]]
 
 
-def _growth(who: str, quantity: Quantity, lives: Sequence[Sequence[tuple[float, float]]]) -> Growth:
-    points = [point for life in lives for point in life]
-    seconds = points[-1][0] - points[0][0]
-    quarter = max(1, len(points) // 4)
-    means = [tuple(map(statistics.fmean, zip(*life, strict=True))) for life in lives]
-    centred = [
-        (at - middle, value - mean) for life, (middle, mean) in zip(lives, means, strict=True) for at, value in life
-    ]
-    return Growth(
-        who,
-        quantity,
-        statistics.fmean(value for _, value in points[:quarter]),
-        statistics.fmean(value for _, value in points[-quarter:]),
-        _slope(centred) * seconds,
-        _slope([(at, value) for at, value in means]) * seconds if len(means) > 2 else 0.0,
-    )
+async def measure(kind: str, holding: Kind, counts: Sequence[int]) -> Curve:
+    """The curve of one kind; it ends early at a count that this machine does not hold."""
+    points: list[Point] = []
+    async with holding() as holder:
+        has, alone = 0, 0
+        for count in counts:
+            try:
+                await holder.grow(count - has)
+            except (ResourceExhausted, MemoryError) as error:
+                print(f"{kind}: {count} are too many here: {error}", file=sys.stderr)
+                break
+            has = count
+            for _ in range(WARM_UP):
+                await holder.operate()
+            alone = alone or memory_bytes(holder.pid)
+            points.append(await _point(holder, count, alone))
+            print(f"{kind}: {points[-1]}", file=sys.stderr)
+    return Curve(kind, holder.operation, tuple(points))
 
 
-def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of the line with the least squares."""
-    return statistics.linear_regression(*zip(*points, strict=True)).slope
+async def _point(holder: Holder, count: int, alone: int) -> Point:
+    memory, taken, spent = memory_bytes(holder.pid), [], []
+    for _ in range(TURNS):
+        began_cpu = cpu_seconds(holder.pid)
+        for _ in range(OPERATIONS):
+            began = perf_counter()
+            await holder.operate()
+            taken.append(perf_counter() - began)
+        spent.append((cpu_seconds(holder.pid) - began_cpu) / OPERATIONS)
+    # Timers of the operations: clean-ups, moves into cgroups.
+    await asyncio.sleep(IDLE_SECONDS / 2)
+    began_cpu = cpu_seconds(holder.pid)
+    await asyncio.sleep(IDLE_SECONDS)
+    idle = (cpu_seconds(holder.pid) - began_cpu) / IDLE_SECONDS * 100
+    each = (memory - alone) / 1024 / (count - 1) if count > 1 else 0.0
+    return Point(count, statistics.median(taken) * 1000, min(spent) * 1000, each, idle)
 
 
-def table(growths: Sequence[Growth]) -> str:
-    """As Markdown."""
+async def _make(count: int, make: Callable[[], Awaitable[object]]) -> None:
+    left = iter(range(count))
+
+    async def work() -> None:
+        for _ in left:
+            await make()
+
+    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+
+
+# --- the kinds ---------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def processes() -> AsyncIterator[Holder]:
+    with running_server(settings={"max_processes_per_connection": 20_000}) as server:
+        async with talking_to(server.address("unix")) as api:
+            yield Holder(
+                "`/bin/true`, start to exited",
+                server.pid,
+                lambda more: start_crowd(server, api, more),
+                lambda: run_streamed(api),
+            )
+
+
+@contextlib.asynccontextmanager
+async def shells() -> AsyncIterator[Holder]:
+    with running_server(settings={"max_shells": 20_000}) as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            shell = await box.shell("bash")
+            yield Holder(
+                "`true` in one of them",
+                server.pid,
+                lambda more: _make(more, lambda: box.shell("bash")),
+                lambda: shell.run("true"),
+            )
+
+
+@contextlib.asynccontextmanager
+async def terminals() -> AsyncIterator[Holder]:
+    # Without a home directory no profile is read.
+    with running_server(settings={"max_terminals": 20_000}, environ={"HOME": "/nonexistent"}) as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            terminal = await box.terminal("bash")
+            await terminal.run("true")
+            yield Holder(
+                "`true` at the prompt of one of them",
+                server.pid,
+                lambda more: _make(more, lambda: box.terminal("bash")),
+                lambda: terminal.run("true"),
+            )
+
+
+@contextlib.asynccontextmanager
+async def connections() -> AsyncIterator[Holder]:
+    with running_server(settings={"max_connections": 20_000}) as server:
+        async with contextlib.AsyncExitStack() as stack:
+            address = server.address("unix")
+            api = await stack.enter_async_context(talking_to(address))
+            yield Holder(
+                "`process/list`, of none, on one of them",
+                server.pid,
+                lambda more: _make(more, lambda: stack.enter_async_context(talking_to(address))),
+                api.list,
+            )
+
+
+@contextlib.asynccontextmanager
+async def log_megabytes() -> AsyncIterator[Holder]:
+    """Retained output of one process, in MB."""
+    room = {f"retained_output_bytes_{of}": 4 * 1024**3 for of in ("per_process", "total")}
+    with running_server(settings=room) as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            printer = await box.start(
+                ["sh", "-c", "while read n; do head -c ${n}000000 /dev/zero; echo done >&2; done"], stdin="open"
+            )
+            events = printer.events()
+
+            async def grow(more: int) -> None:
+                await printer.write(f"{more}\n")
+                while (event := await anext(events, None)) is not None:
+                    if isinstance(event, OutputChunk) and event.stream == "stderr":
+                        return
+                raise BenchmarkError("the printer ended")
+
+            async def read() -> None:
+                if not (await box.api.read(printer.id, after_seq=1, max_bytes=4096)).chunks:
+                    raise BenchmarkError("no output is there")
+
+            yield Holder("a read of 4 KB at its start", server.pid, grow, read)
+            await printer.terminate(force=True)
+
+
+@contextlib.asynccontextmanager
+async def sessions() -> AsyncIterator[Holder]:
+    with new_deployment() as place:
+        async with running_service(place) as service, contextlib.AsyncExitStack() as stack:
+            (token,) = await service.new_agents(1)
+            caller = await stack.enter_async_context(grpc_caller(service, token))
+            other = await stack.enter_async_context(grpc_caller(service, token))
+            await caller.create()
+            yield Holder(
+                "`RunCommand` of `true` in one of them, gRPC",
+                service.pid,
+                lambda more: _make(more, other.create),
+                lambda: caller.run("true"),
+            )
+
+
+@contextlib.asynccontextmanager
+async def sandboxes() -> AsyncIterator[Holder]:
+    with fleet_directory():
+        async with Fleet("bwrap", max_creates=AT_ONCE) as fleet, contextlib.AsyncExitStack() as stack:
+            box = await stack.enter_async_context(fleet.block())
+            yield Holder(
+                "`true` in one of them (bubblewrap)",
+                os.getpid(),
+                lambda more: _make(more, lambda: stack.enter_async_context(fleet.block())),
+                lambda: box.exec(["true"]),
+            )
+
+
+@contextlib.asynccontextmanager
+async def audit_rows() -> AsyncIterator[Holder]:
+    with tempfile.TemporaryDirectory(prefix="hf-bench-") as directory:
+        async with await Store.open(f"sqlite:///{directory}/service.db") as store:
+
+            def entries(count: int) -> list[AuditEntry]:
+                return [AuditEntry("s", time.time(), "a", "command", body={"n": n}) for n in range(count)]
+
+            async def grow(more: int) -> None:
+                for first in range(0, more, 1_000):
+                    await store.append(entries(min(1_000, more - first)))
+
+            async def operate() -> None:
+                await store.append(entries(1))
+                await store.rows()
+
+            yield Holder("one more row, and the first page", os.getpid(), grow, operate)
+
+
+#: Kinds, and how many of each a run makes at most: each sandbox is a bubblewrap with a server, and a session three
+#: processes.
+KINDS: Final[dict[str, tuple[Kind, int]]] = {
+    "processes": (processes, 10_000),
+    "shells": (shells, 10_000),
+    "terminals": (terminals, 10_000),
+    "connections": (connections, 10_000),
+    "log MB": (log_megabytes, 1_000),
+    "sessions": (sessions, 1_000),
+    "sandboxes": (sandboxes, 100),
+    "audit rows": (audit_rows, 100_000),
+}
+
+
+# --- the output --------------------------------------------------------------------------------------------------
+
+
+def table(curves: Sequence[Curve]) -> str:
     lines = [
-        "| program | quantity | first quarter | last quarter | within lives | between lives | allowed | flat |",
-        "|---|---|---|---|---|---|---|---|",
+        "| things | operation | count | latency | processor time of the holder | memory for each | idle |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for each in growths:
-        unit = f" {each.quantity.unit}".rstrip()
-        lines.append(
-            f"| {each.who} | {each.quantity.name} | {each.first_quarter:.1f}{unit} | {each.last_quarter:.1f}{unit} "
-            f"| {each.within:+.2f}{unit} | {each.between:+.2f}{unit} | {each.quantity.tolerance:g}{unit} "
-            f"| {'no' if each.too_much else 'yes'} |"
-        )
+    for curve in curves:
+        for number, each in enumerate(curve.points):
+            what = (curve.kind, curve.operation) if not number else ("", "")
+            memory = "" if each.count == 1 else f"{max(0.0, each.memory):.1f} KB"
+            lines.append(
+                f"| {what[0]} | {what[1]} | {each.count:,} | {each.latency:.2f} ms | {each.cpu:.3f} ms"
+                f" | {memory} | {each.idle:.1f} % |"
+            )
     return "\n".join(lines)
 
 
-def write_csv(path: str, samples: Sequence[Sample]) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(Sample.__struct_fields__)
-        writer.writerows(msgspec.structs.astuple(sample) for sample in samples)
+_WIDTH, _HEIGHT, _LEFT, _TOP = 640, 320, 60, 30
+_COLOURS: Final = ("#1f6feb", "#d29922", "#2da44e", "#cf222e", "#8250df", "#0a7ea4", "#bc4c00", "#57606a")
 
 
-# --- the plot -----------------------------------------------------------------------------------------------------
+def plot(curves: Sequence[Curve]) -> str:
+    """Processor time of an operation by count as an SVG, both axes logarithmic: a flat line is no growth."""
+    points = [point for curve in curves for point in curve.points]
+    most = math.log10(max(point.count for point in points)) or 1.0
+    low = math.floor(math.log10(min(point.cpu for point in points)))
+    high = math.ceil(math.log10(max(point.cpu for point in points)))
 
-_WIDTH: Final = 900
-_HEIGHT: Final = 180
-_LEFT: Final = 60
-_TOP: Final = 30
-_COLOURS: Final = {"server": "#1f6feb", "keeper": "#d29922", "client": "#2da44e"}
+    def x(count: int) -> float:
+        return round(_LEFT + math.log10(count) / most * _WIDTH, 1)
 
+    def y(cpu: float) -> float:
+        return round(_TOP + _HEIGHT * (high - math.log10(cpu)) / (high - low), 1)
 
-def write_svg(path: str, samples: Sequence[Sample], kills: Sequence[float]) -> None:
-    """A panel for each quantity, a line for each life of each program; a kill of the server is dashed."""
-    panels = "".join(
-        _panel(quantity, samples, kills, _TOP + number * (_HEIGHT + 2 * _TOP))
-        for number, quantity in enumerate(QUANTITIES)
-    )
-    height = len(QUANTITIES) * (_HEIGHT + 2 * _TOP) + _TOP
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH + 2 * _LEFT}" height="{height}" '
-            f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
-            f"{panels}</svg>\n"
+    bottom = _TOP + _HEIGHT
+    parts = [f'<path d="M{_LEFT} {_TOP}V{bottom}H{_LEFT + _WIDTH}" fill="none" stroke="black"/>']
+    for power in range(low, high + 1):
+        parts.append(f'<text x="{_LEFT - 6}" y="{y(10.0**power) + 4}" text-anchor="end">{10.0**power:g} ms</text>')
+    for power in range(int(most) + 1):
+        parts.append(f'<text x="{x(10**power)}" y="{bottom + 16}" text-anchor="middle">{10**power:,}</text>')
+    for number, curve in enumerate(curves):
+        colour = _COLOURS[number % len(_COLOURS)]
+        line = " ".join(f"{x(each.count)},{y(each.cpu)}" for each in curve.points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        text = f"{curve.kind}: {curve.operation.replace('`', '')}"
+        parts.append(
+            f'<text x="{_LEFT + _WIDTH + 12}" y="{_TOP + 16 * number + 8}" fill="{colour}">{escape(text)}</text>'
         )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 360}" height="{bottom + 30}" '
+        f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
+        f"{''.join(parts)}</svg>\n"
+    )
 
 
-def _panel(quantity: Quantity, samples: Sequence[Sample], kills: Sequence[float], top: int) -> str:
-    seconds = max(sample.at for sample in samples) or 1.0
-    highest = max(getattr(sample, quantity.field) for sample in samples) * quantity.scale * 1.1 or 1.0
+def counts_up_to(most: int) -> list[int]:
+    """1, 10, 100 and so on, and `most` itself."""
+    return [*(10**power for power in range(int(math.log10(most)) + 1) if 10**power < most), most]
 
-    def x(at: float) -> float:
-        return round(_LEFT + at / seconds * _WIDTH, 1)
 
-    def y(value: float) -> float:
-        return round(top + _HEIGHT * (1 - value / highest), 1)
+async def _measure_all(kinds: Sequence[str], most: int) -> list[Curve]:
+    return [await measure(kind, KINDS[kind][0], counts_up_to(min(most, KINDS[kind][1]))) for kind in kinds]
 
-    bottom = top + _HEIGHT
-    parts = [
-        f'<text x="{_LEFT}" y="{top - 8}">{escape(f"{quantity.name} {quantity.unit}".strip())}</text>',
-        f'<path d="M{_LEFT} {top}V{bottom}H{_LEFT + _WIDTH}" fill="none" stroke="black"/>',
-        f'<text x="{_LEFT - 6}" y="{y(highest / 1.1)}" text-anchor="end">{highest / 1.1:.4g}</text>',
-        f'<text x="{_LEFT - 6}" y="{bottom}" text-anchor="end">0</text>',
-        f'<text x="{_LEFT + _WIDTH}" y="{bottom + 16}" text-anchor="end">{seconds:.0f} s</text>',
-    ]
-    parts += [f'<path d="M{x(at)} {top}V{bottom}" stroke="#999" stroke-dasharray="4"/>' for at in kills]
-    for number, who in enumerate(dict.fromkeys(sample.who for sample in samples)):
-        colour = _COLOURS.get(who, "black")
-        parts.append(f'<text x="{_LEFT + 200 + 80 * number}" y="{top - 8}" fill="{colour}">{escape(who)}</text>')
-        own = [sample for sample in samples if sample.who == who]
-        for _, life in itertools.groupby(own, key=lambda sample: sample.life):
-            points = [(s.at, getattr(s, quantity.field) * quantity.scale) for s in life]
-            line = " ".join(f"{x(at)},{y(value)}" for at, value in points)
-            if any(value for _, value in points):
-                parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}"/>')
-    return "".join(parts)
+
+def _read(path: str) -> list[Curve]:
+    with open(path, "rb") as file:
+        return msgspec.json.decode(file.read(), type=list[Curve])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.growth", description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
+    parser.add_argument("--most", type=int, default=1_000, help="the largest count of a kind; default 1000")
+    parser.add_argument(
+        "--read", nargs="+", default=[], metavar="FILE", help="figures of earlier runs: measure none"
+    )
+    parser.add_argument("--markdown", help="a page with a place for the table")
+    parser.add_argument("--svg", help="where the plot goes")
+    parser.add_argument("--json", default="bench/growth.json", help="where the figures go")
+    options = parser.parse_args()
+    if options.read:
+        curves = [curve for path in options.read for curve in _read(path)]
+    else:
+        curves = asyncio.run(_measure_all(options.only, options.most))
+        with open(options.json, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(curves)) + b"\n")
+    text = table(curves)
+    print(text)
+    if options.svg:
+        with open(options.svg, "w", encoding="utf-8") as svg:
+            svg.write(plot(curves))
+    if options.markdown:
+        report.write_into(options.markdown, text, MARK)
+    steep = [curve for curve in curves if curve.tenfold > TENFOLD]
+    for curve in steep:
+        print(f"{curve.kind}: {curve.tenfold:.2f} times the processor time for each tenfold count", file=sys.stderr)
+    return 1 if steep else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -2,7 +2,7 @@
 
 `local` is Inspect's fastest provider: it isolates nothing. Its tools are installed on this machine for the length
 of the run, as Inspect does for every `local` sandbox. `inspect-docker` has both on Docker, with the image `IMAGE`;
-Inspect's provider needs the compose plugin, and without it there are no samples.
+Inspect's provider needs the compose plugin and Docker 24.0.6; without them there are no samples.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.util import ExecStdout, SandboxEnvironment
 from inspect_ai.util._sandbox._cli import SANDBOX_TOOLS_DIR
 from inspect_ai.util._sandbox.docker.docker import DockerSandboxEnvironment
@@ -122,7 +122,12 @@ async def main(contenders: dict[str, Provider], *, quick: bool) -> None:
     }
     samples: dict[str, dict[str, list[list[float]]]] = {}
     for provider in contenders.values():
-        await provider.kind.task_init("bench", provider.config)
+        try:
+            await provider.kind.task_init("bench", provider.config)
+        except PrerequisiteError as error:
+            sys.stderr.write(f"{provider.kind.__name__}: {error}\n")
+            print("{}")
+            return
     made = {name: await provider.make() for name, provider in contenders.items()}
     try:
         boxes = {name: SandboxEnvironmentProxy(each["default"]) for name, each in made.items()}
@@ -139,16 +144,8 @@ async def main(contenders: dict[str, Provider], *, quick: bool) -> None:
     print(json.dumps(samples))
 
 
-def compose_is_here() -> bool:
-    return subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
-
-
 if __name__ == "__main__":
     name, quick = sys.argv[1], "--quick" in sys.argv
-    if name != "inspect" and not compose_is_here():
-        sys.stderr.write(f"{name}: Inspect's provider needs the compose plugin of Docker\n")
-        print("{}")
-        sys.exit()
     installed = Path(SANDBOX_TOOLS_DIR).exists()
     try:
         with tempfile.TemporaryDirectory() as directory:

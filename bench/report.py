@@ -102,7 +102,12 @@ def markdown(report: Report) -> str:
 
 
 def write_markdown(path: str, report: Report, mark: str = MARK) -> None:
-    """Replace the text between `<!-- MARK -->` and `<!-- /MARK -->` of a page by the table."""
+    """Replace the text of a page between the marks by the table."""
+    write_into(path, markdown(report), mark)
+
+
+def write_into(path: str, text: str, mark: str) -> None:
+    """Replace the text between `<!-- MARK -->` and `<!-- /MARK -->` of a page."""
     with open(path, encoding="utf-8") as file:
         page = file.read()
     begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
@@ -110,7 +115,7 @@ def write_markdown(path: str, report: Report, mark: str = MARK) -> None:
     if len(marks.findall(page)) != 1:
         raise ValueError(f"{path}: wants {begin} and {end} once, each on a line of its own")
     with open(path, "w", encoding="utf-8") as file:
-        file.write(marks.sub(lambda _: markdown(report) + "\n", page))
+        file.write(marks.sub(lambda _: text + "\n", page))
 
 
 def write_json(path: str, report: Report) -> None:

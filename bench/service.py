@@ -13,7 +13,7 @@ import statistics
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import holdfast
 from bench.measure import Row, Samples, Scale, Target, compare, figures, interleave, interleave_samples, latencies
@@ -33,6 +33,7 @@ from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.client.sandbox import Sandbox
+    from holdfast.client.shell import Shell
     from holdfast.client.terminal import Terminal
 
 SOCKET: Final = "the client library over the runtime's socket"
@@ -42,6 +43,8 @@ TRUE: Final = b"true\n"
 BATCH: Final = 5
 #: Flushes of a disk that are timed.
 FLUSHES: Final = 51
+#: Sessions with a shell at a time, as many as the shells of `shell-32`.
+SHELLS: Final = 32
 #: Sessions that are being made at a time.
 _AT_ONCE: Final = 16
 #: The monitor of a service may take so much of a core.
@@ -101,7 +104,9 @@ async def true_in_a_session(scale: Scale) -> list[Row]:
             baseline_what=SOCKET,
             baseline=latencies(taken[f"socket {how}"]),
             measured=latencies(taken[f"{name} {how}"]),
-            target=Target("ratio at most", 5.0) if how == "typed" and name != "http" else None,
+            target=Target("ratio at most", 4.0 if name == "grpc" else 5.0)
+            if how == "typed" and name != "http"
+            else None,
             note=f"a flush to that disk alone {flush:.2f} ms" if name == "disk" else "",
         )
         for how, row, what in (("typed", "true", "typed into"), ("run", "run", "run in"))
@@ -285,6 +290,7 @@ async def agents_at_once(scale: Scale) -> list[Row]:
                 baseline_what=f"{count} terminals, {SOCKET}",
                 baseline=figures([load.rate for load in taken["socket"]]),
                 measured=figures([load.rate for load in loads]),
+                target=Target("ratio at least", 0.6) if not ending else None,
                 note=f"{sum(len(load.latencies) for load in loads):,} commands, no error",
             ),
             compare(
@@ -299,14 +305,67 @@ async def agents_at_once(scale: Scale) -> list[Row]:
     return rows
 
 
-def _loaded(callers: Sequence[Caller], each: int) -> Callable[[], Awaitable[Load]]:
+class _ShellCaller:
+    """A live shell by the client library."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+
+    async def run(self, command: str) -> None:
+        result = await self._shell.run(command)
+        if result.exit_code or result.timed_out:
+            raise BenchmarkError(f"{command} answered {result!r}")
+
+
+async def shells_at_once(scale: Scale) -> list[Row]:
+    """Sessions with a shell that all run commands over HTTP, one after the other."""
+    count, each = min(SHELLS, scale.agents), scale.calls * 4
+    async with contextlib.AsyncExitStack() as stack:
+        location = stack.enter_context(new_deployment())
+        box = await stack.enter_async_context(holdfast.connect(location.sandbox))
+        service = await stack.enter_async_context(running_service(location))
+        callers = []
+        for token in await service.new_agents(count):
+            callers.append(caller := await stack.enter_async_context(http_caller(service, token)))
+            # At once: a connection without a request is closed after some seconds.
+            await caller.create("SHELL")
+        shells = [_ShellCaller(await box.shell()) for _ in range(count)]
+        contenders = {"socket": _loaded(shells, each), "service": _loaded(callers, each)}
+        taken = await interleave(scale.server_rounds, contenders)
+    return [
+        compare(
+            "service-shells",
+            f"{count} sessions with a shell at once, commands a second over HTTP/JSON",
+            "/s",
+            baseline_what=f"{count} shells, `Shell.run`, {SOCKET}",
+            baseline=figures([load.rate for load in taken["socket"]]),
+            measured=figures([load.rate for load in taken["service"]]),
+            target=Target("ratio at least", 0.5),
+            note=f"{sum(len(load.latencies) for load in taken['service']):,} commands, no error",
+        ),
+        compare(
+            "service-shells-latency",
+            "a command of one of them",
+            "ms",
+            baseline_what="the same",
+            baseline=latencies([load.latencies for load in taken["socket"]]),
+            measured=latencies([load.latencies for load in taken["service"]]),
+        ),
+    ]
+
+
+class _Runner(Protocol):
+    async def run(self, command: str) -> None: ...
+
+
+def _loaded(callers: Sequence[_Runner], each: int) -> Callable[[], Awaitable[Load]]:
     """Run all callers at once, so many commands each; a failed command fails the benchmark."""
 
     async def load() -> Load:
         taken: list[float] = []
         errors: list[Exception] = []
 
-        async def work(caller: Caller) -> None:
+        async def work(caller: _Runner) -> None:
             for _ in range(each):
                 began = perf_counter()
                 try:

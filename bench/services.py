@@ -224,8 +224,8 @@ class HttpCaller:
         await self._reader.readline()
         return body
 
-    async def create(self) -> str:
-        created = await self._call("CreateSession")
+    async def create(self, kind: str = "TERMINAL") -> str:
+        created = await self._call("CreateSession", kind=kind)
         self._session, self._token = created["sessionId"], created["token"]["value"]
         return self._session
 

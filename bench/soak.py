@@ -2,7 +2,7 @@
 
 A kept server runs a steady mix of processes, streams, shells, terminals and connections that come, go and break;
 now and then it is killed with -9. All that comes back is compared. Memory, descriptors and threads of server,
-keeper and client are sampled every few seconds; `bench/growth.py` computes the growth. Exits with 1 on growth.
+keeper and client are sampled every few seconds; `bench/steadiness.py` computes the growth. Exits with 1 on growth.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from time import monotonic
 from typing import Final
 
 import holdfast
-from bench import growth, report
-from bench.growth import Sample
+from bench import report, steadiness
 from bench.servers import BenchmarkError, kill_server, memory_bytes
+from bench.steadiness import Sample
 from holdfast.client.connection.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
@@ -279,15 +279,15 @@ def main() -> int:
     run = asyncio.run(
         soak(seconds=options.seconds, kill_seconds=options.kill_seconds, sample_seconds=options.sample_seconds)
     )
-    growth.write_csv(f"{options.output}.csv", run.samples)
-    growth.write_svg(f"{options.output}.svg", run.samples, run.kills)
+    steadiness.write_csv(f"{options.output}.csv", run.samples)
+    steadiness.write_svg(f"{options.output}.svg", run.samples, run.kills)
     for failure in run.failures:
         sys.stderr.write(f"failed after {run.samples[-1].at:.0f} s: {failure}\n")
-    growths = growth.measure(run.samples, options.warm_up_seconds)
+    growths = steadiness.measure(run.samples, options.warm_up_seconds)
     machine = report.this_machine()
     print(f"{machine.cores} cores, {machine.kernel}, {machine.python}, {machine.date}; {options.seconds:g} s")
     print(", ".join(f"{count:,} {name}" for name, count in run.done.items()))
-    print(f"\n{growth.table(growths)}")
+    print(f"\n{steadiness.table(growths)}")
     print(f"\n{options.output}.csv has every sample, {options.output}.svg the plot")
     return 1 if run.failures or any(each.too_much for each in growths) else 0
 
@@ -301,7 +301,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--warm-up-seconds",
         type=float,
-        default=growth.WARM_UP_SECONDS,
+        default=steadiness.WARM_UP_SECONDS,
         help="how much of each life does not count (%(default)s)",
     )
     parser.add_argument(

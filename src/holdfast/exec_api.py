@@ -313,11 +313,13 @@ class ExecApi(Protocol):
         timing: bool = False,
         marks: bool = False,
         until: ReadUntil | None = None,
+        gather: float = 0.0,
     ) -> TerminalRead:
         """Output and events after the position `since`, waiting up to `wait` seconds for the first.
 
-        With `until`, the wait lasts until one of its conditions holds, and the result has an `outcome`. `timing`
-        splits output of different times into separate events; `marks` gives prompt marks a payload.
+        With `until`, the wait lasts until one of its conditions holds, and the result has an `outcome`. Without it,
+        the read waits `gather` seconds after the first for more, within `wait`, unless it can return no more.
+        `timing` splits output of different times into separate events; `marks` gives prompt marks a payload.
         """
 
     async def run_in_terminal(

@@ -87,7 +87,7 @@ ROWS = {
     "bridge-streams": ("ratio at least", 0.5),
     "bridge-streams-unpaced": None,
     "bridge-rss": ("ratio at most", 1.05),
-    "service-true": ("ratio at most", 5.0),
+    "service-true": ("ratio at most", 4.0),
     "service-true-disk": ("ratio at most", 5.0),
     "service-true-http": None,
     "service-true-postgres": ("ratio at most", 5.0),
@@ -97,10 +97,12 @@ ROWS = {
     "service-run-postgres": None,
     "service-rss": None,
     "service-monitor": ("at most", None),
-    "service-200": None,
+    "service-200": ("ratio at least", 0.6),
     "service-200-latency": None,
     "service-200-postgres": None,
     "service-200-postgres-latency": None,
+    "service-shells": ("ratio at least", 0.5),
+    "service-shells-latency": None,
 }
 #: Milliseconds, or percents of a core, that a row may have more than its baseline.
 ADDED = {"kept-start": 0.15, "bridge-call": 3.0, "bridge-first": 3.0, "service-monitor": 2.0}

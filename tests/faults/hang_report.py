@@ -163,7 +163,12 @@ def _plain(value: object) -> str:
 
 def processes_text(mark: str) -> str:
     """The processes of one server, with the kernel's view of what each waits for."""
-    return "\n".join(_process_text(pid) for pid in marked_processes(mark))
+    return process_text(*marked_processes(mark))
+
+
+def process_text(*pids: int) -> str:
+    """Each process, its state, its kernel stack and its files."""
+    return "\n".join(_process_text(pid) for pid in pids)
 
 
 def _process_text(pid: int) -> str:

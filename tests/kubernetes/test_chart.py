@@ -178,8 +178,8 @@ def test_a_session_outlives_the_replica_that_made_it(cluster: Cluster, release: 
 
 
 def template(helm: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """The chart rendered without a cluster; without a version helm assumes an old one."""
-    command = [str(helm), "template", "holdfast", str(CHART), f"--kube-version={build.version()}", *flags]
+    """The chart rendered for a release that is not installed; without a version helm assumes an old one."""
+    command = [str(helm), "template", "another", str(CHART), f"--kube-version={build.version()}", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 

@@ -22,7 +22,7 @@ import pytest
 
 import holdfast
 from holdfast.client.sandbox import Sandbox
-from holdfast.errors import HoldfastError, UnknownShell
+from holdfast.errors import HoldfastError, InternalError, UnknownShell
 from holdfast.runtime.durability import ledger as ledgers, records as r
 from holdfast.runtime.durability.ledger import Ledger, read_ledger
 from holdfast.runtime.output.output_log import PAGE
@@ -329,6 +329,21 @@ async def _files(box: Sandbox) -> None:
     await box.remove(path)
 
 
+async def _queries_and_signals(box: Sandbox) -> None:
+    process = await box.start(["sh", "-c", "trap : USR1; echo ready; while :; do read x; done"], stdin="open")
+    await process.wait_for_output("ready\n", timeout=PATIENCE_SECONDS)
+    terminal = await box.terminal("bash")
+    await terminal.wait_until_idle(PATIENCE_SECONDS)
+    await terminal.describe()
+    await terminal.control("CTRL_C")
+    await terminal.signal("INT")
+    await process.signal("USR1")
+    await box.usage([process.id, terminal.id], members=True)
+    await box.status()
+    await box.info()
+    await process.terminate(force=True)
+
+
 #: Work that is done so often in a row has all the descriptors that it can use; none needs so many as the other.
 ENOUGH, MOST_REFUSALS = 4, 60
 
@@ -339,6 +354,7 @@ WORK: tuple[Work, ...] = (
     _terminal,
     _shell,
     _files,
+    _queries_and_signals,
 )
 
 
@@ -380,6 +396,8 @@ async def test_a_server_that_finds_no_descriptor_at_any_place_leaves_none_open(w
                     async with asyncio.timeout(PATIENCE_SECONDS):
                         await work(box)
                     done += 1
+                except InternalError:
+                    pytest.fail(server.log()[-3_000:])
                 except HoldfastError:
                     refused, done = refused + 1, 0
             await clean_up(box)

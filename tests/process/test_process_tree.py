@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,9 +16,11 @@ import pytest
 
 from holdfast.errors import ResourceExhausted
 from holdfast.runtime.local import LocalExec
+from holdfast.runtime.tree.cgroup import Cgroup, _hierarchies
 from holdfast.runtime.tree.process_table import Entry, ProcessTable, new_mark, read_entry, read_mark
 from holdfast.runtime.tree.process_tree import PidHandles
 from holdfast.types import ExitStatus, OutputChunk, ProcessSpec
+from tests.faults.hang_report import process_text
 
 MakeExec = Callable[..., LocalExec]
 SAFETY_NET = 60
@@ -79,8 +82,40 @@ async def test_nothing_survives(box: LocalExec, escape: str, tty: bool, force: b
     assert marked(box)
     async with asyncio.timeout(SAFETY_NET):
         await box.terminate("p", grace=0.05 if "ignore" in escape else 5, force=force)
-    assert marked(box) == []
+    left = marked(box)
+    assert left == [], process_text(*left)
     assert not (await box.describe("p")).running
+
+
+#: Its first thread ends, and another one runs on: the kernel shows the process as a zombie.
+FIRST_THREAD_ENDS = """
+import _thread, ctypes, os, signal, sys
+def run_on():
+    while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
+        pass
+    os.write(1, b"up\\n")
+    signal.pause()
+_thread.start_new_thread(run_on, ())
+ctypes.CDLL(None).syscall(int(sys.argv[1]), 0)
+"""
+#: exit(2), which ends one thread; exit_group(2), which the C library calls, ends all.
+EXIT_OF_ONE_THREAD = {"x86_64": 60, "aarch64": 93}
+
+
+@pytest.mark.skipif(os.uname().machine not in EXIT_OF_ONE_THREAD, reason="needs the number of exit(2)")
+@pytest.mark.parametrize("force", [True, False])
+@pytest.mark.parametrize("script", ["exec {}", "{} & wait"], ids=["leader", "child"])
+async def test_a_process_whose_first_thread_has_ended_is_killed(
+    make_exec: MakeExec, script: str, force: bool
+) -> None:
+    box = make_exec(cgroup="off")
+    number = EXIT_OF_ONE_THREAD[os.uname().machine]
+    program = shlex.join([sys.executable, "-I", "-S", "-c", FIRST_THREAD_ENDS, str(number)])
+    await box.start(ProcessSpec("p", ("sh", "-c", script.format(program)), pipe_stdin=True))
+    await lines(box, 1)
+    async with asyncio.timeout(SAFETY_NET):
+        await box.terminate("p", grace=0.05, force=force)
+    assert marked(box) == []
 
 
 async def test_terminate_tells_whether_it_was_running(box: LocalExec) -> None:
@@ -89,6 +124,29 @@ async def test_terminate_tells_whether_it_was_running(box: LocalExec) -> None:
     assert await box.wait("p") == ExitStatus(143, "SIGTERM")
     assert await box.terminate("p", grace=5) is False
     assert await box.terminate("p", force=True) is False
+
+
+def test_a_pid_that_was_given_again_is_not_moved_into_the_cgroup_of_the_first() -> None:
+    """The thread that moves processes may be late, and all members of a cgroup are killed with its process."""
+    mount, path = next(_hierarchies(), ("", ""))
+    if not mount or not os.access(f"{mount}{path}", os.W_OK):
+        pytest.skip("needs a cgroup that can be written")
+    with subprocess.Popen(["true"]) as first:
+        pidfd = os.pidfd_open(first.pid)
+    group = Cgroup(f"{mount}{path.rstrip('/')}/holdfast-test-{os.getpid()}")
+    with subprocess.Popen(["sleep", "1000"]) as second:
+        try:
+            group.join(second.pid, pidfd)
+            assert not group.exists()
+            fresh = os.pidfd_open(second.pid)
+            group.join(second.pid, fresh)
+            os.close(fresh)
+            assert group.pids() == [second.pid]
+        finally:
+            os.close(pidfd)
+            second.kill()
+            second.wait()
+            group.remove()
 
 
 async def test_term_comes_once_and_gives_time(box: LocalExec) -> None:
@@ -275,6 +333,34 @@ async def test_a_table_that_cannot_be_read_is_told_and_nobody_hangs(box: LocalEx
     assert await box.terminate("p", force=True)
 
 
+async def test_an_orphan_whose_mark_cannot_be_read_is_not_taken_for_another(
+    make_exec: MakeExec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The descriptors are gone after the table was read."""
+    box = make_exec(cgroup="off")
+    await box.start(ProcessSpec("p", ("sh", "-c", ESCAPES["leader gone"][0])))
+    await lines(box, 1)
+    assert await box.wait("p", timeout=SAFETY_NET) == ExitStatus(0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    read = box._tables.read
+
+    async def read_and_limit() -> ProcessTable[Entry]:
+        table = await read()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        return table
+
+    monkeypatch.setattr(box._tables, "read", read_and_limit)
+    try:
+        with pytest.raises(ResourceExhausted, match="cannot be found"):
+            await box.terminate("p", force=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        monkeypatch.undo()
+    assert marked(box)
+    await box.terminate("p", force=True)
+    assert marked(box) == []
+
+
 async def test_a_tree_with_more_members_than_we_have_descriptors_ends(make_exec: Callable[..., LocalExec]) -> None:
     box = make_exec(cgroup="off")
     family = "for i in $(seq 30); do setsid sleep 1000 & done; echo started; wait"
@@ -334,7 +420,8 @@ def test_no_zombies_are_left_by_orphans_that_we_adopted() -> None:
         import asyncio, os, signal
         from holdfast.types import Limits, ProcessSpec
         from holdfast.runtime.local import LocalExec
-        from holdfast.runtime.tree.process_table import ProcessTable
+        from holdfast.runtime.tree.cgroup import Cgroup, _hierarchies
+from holdfast.runtime.tree.process_table import ProcessTable
 
         def children():
             return [pid for pid in ProcessTable.read().children.get(os.getpid(), ())]

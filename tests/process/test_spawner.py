@@ -103,7 +103,7 @@ async def test_a_server_with_many_descriptors_starts_through_the_thread(box: Loc
     # A child of the server as any other: it was reaped, and its parent was this process.
     assert info.pid > 0
     with pytest.raises(ChildProcessError):
-        os.waitpid(info.pid, 0)  # noqa: ASYNC222 - returns at once
+        os.waitpid(info.pid, 0)  # noqa: ASYNC222 - returns at once, by the error
 
 
 @pytest.mark.usefixtures("crowded")

@@ -134,6 +134,10 @@ async def test_a_command_whose_marks_are_in_the_last_read_of_a_killed_server(tmp
                 ended = await terminal.run("echo one; (exit 3)")
             assert not armed.exists()
             assert (ended.exit_code, ended.output, ended.timed_out) == (3, "one\n", False)
+            commands = [event.type for event in (await terminal.read()).events].count("ended")
+            await terminal.send("\n")  # an empty line, which is not the end of that command
+            await terminal.wait_until_idle(PATIENCE_SECONDS)
+            assert [event.type for event in (await terminal.read()).events].count("ended") == commands
             assert (await terminal.run("echo next")).output == "next\n"
             printed = b"".join(
                 [event.payload for event in (await terminal.read()).events if event.type == "output"]

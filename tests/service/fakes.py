@@ -173,7 +173,9 @@ class MemoryStore:
             record = self.records[fence.session_id]
             if record.audited_token >= fence.token:
                 return []
-            self.records[fence.session_id] = msgspec.structs.replace(record, audited_token=fence.token)
+            self.records[fence.session_id] = msgspec.structs.replace(
+                record, audited_token=fence.token, **fence.metadata
+            )
         rows = []
         for each in entries:
             seq = self._seqs[each.session_id] = self._seqs.get(each.session_id, 0) + 1

@@ -227,6 +227,20 @@ async def test_a_fenced_append_moves_the_token_with_its_rows_and_once(store: Sto
     assert await store.last_seq("s1") == 2
 
 
+async def test_a_fenced_append_sets_fields_of_its_session_and_once(store: Store) -> None:
+    await store.add_session(record(), **MANY)
+    (lease,) = await store.claim("r1", 30.0)
+    fence = Fence("s1", "r1", lease.epoch, 100, {"commands_run": 3, "last_activity_at": 1760000000.1234567})
+    await store.append([entry(n=1)], fence=fence)
+    await store.update_session("s1", commands_run=4)
+    await store.append([entry(n=1)], fence=fence)
+    late = Fence("s1", "r1", lease.epoch + 1, 200, {"commands_run": 9})
+    with pytest.raises(NotNow):
+        await store.append([entry(n=2)], fence=late)
+    kept = await store.session("s1")
+    assert (kept.commands_run, kept.last_activity_at) == (4, 1760000000.1234567)
+
+
 async def test_a_replica_that_lost_its_lease_writes_nothing(store: Store) -> None:
     await store.add_session(record(), **MANY)
     (lease,) = await store.claim("r1", 30.0)

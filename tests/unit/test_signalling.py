@@ -226,3 +226,41 @@ def test_no_code_signals_a_number_that_may_be_anothers(folder: str) -> None:
         for line in raw_kills(path.read_text())
     }
     assert found == set(), "use holdfast.launch.pidfd_signals, and in tests tests.support.signalling"
+
+
+# --- the worker that runs the tests -------------------------------------------------------------------------------
+
+#: A thread of each worker receives messages from the program that runs the tests. If one of these is patched for
+#: the whole process and the thread fails, execnet sends SIGINT to the worker after five seconds, in whatever test
+#: runs then.
+OF_THE_WORKER = ("struct", "threading", "queue", "io", "os.read", "os.write", "os.kill", "os.getpid")
+
+
+def patches_of_the_worker(source: str) -> list[int]:
+    """The lines in which `monkeypatch.setattr` replaces something that the worker's own threads use."""
+    if "setattr" not in source:
+        return []
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "monkeypatch.setattr" and node.args):
+            continue
+        words = [str(word.value) if isinstance(word, ast.Constant) else ast.unparse(word) for word in node.args[:2]]
+        if any(f"{'.'.join(words)}.".startswith(f"{name}.") for name in OF_THE_WORKER):
+            found.append(node.lineno)
+    return found
+
+
+def test_patches_of_the_worker_are_found() -> None:
+    for words in ('struct, "unpack"', '"os.read"', 'os, "kill"', '"threading.Thread"'):
+        assert patches_of_the_worker(f"monkeypatch.setattr({words}, f)") == [1]
+    for words in ('keeper, "struct"', 'os, "splice"', '"os.readlink"'):
+        assert patches_of_the_worker(f"monkeypatch.setattr({words}, f)") == []
+
+
+def test_no_test_breaks_the_worker_that_runs_it() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for line in patches_of_the_worker(path.read_text())
+    }
+    assert found == set(), "patch the name in the module under test alone"

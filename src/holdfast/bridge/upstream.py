@@ -180,6 +180,8 @@ class ProviderClient:
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
         self._transport: httpx.AsyncBaseTransport | None = None
+        #: The last URL: most calls have the same, and httpx is slow to parse one.
+        self._url: httpx.URL | None = None
 
     @asynccontextmanager
     async def send(self, request: HttpRequest, dialect: str) -> AsyncIterator[ProviderAnswer]:
@@ -193,7 +195,7 @@ class ProviderClient:
         with _translated():
             outgoing = httpx.Request(
                 request.method,
-                upstream.url(request),
+                self._parsed(upstream.url(request)),
                 headers={"user-agent": USER_AGENT, **upstream.headers_for(request, dialect)},
                 content=request.body,
                 extensions={"timeout": timeouts},
@@ -206,6 +208,13 @@ class ProviderClient:
                 message = "the provider redirects, and the bridge does not follow"
                 raise ProviderFailed(502, message, f"{message}: set another base_url")
             yield ProviderAnswer(response, upstream.redaction)
+
+    def _parsed(self, url: str) -> httpx.URL:
+        import httpx
+
+        if self._url is None or str(self._url) != url:
+            self._url = httpx.URL(url)
+        return self._url
 
     async def aclose(self) -> None:
         transport, self._transport = self._transport, None

@@ -18,6 +18,8 @@ MIB: Final = 1024 * 1024
 SEARCH_WINDOW_BYTES: Final = 64 * 1024
 #: The latest output in an error message, and the part of each stream in the `repr` of a result.
 SHOWN_TAIL_BYTES: Final = 2_000
+#: Pieces that a buffer holds apart. An object of its own for each byte of output would take forty times its size.
+MAX_PIECES: Final = 1_024
 
 
 def unfinished_character(data: bytes | bytearray) -> int:
@@ -58,19 +60,34 @@ class TailBuffer:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        #: The first pieces as they arrived, while they are few and nothing is dropped: joined once, at the end.
+        self._pieces: list[bytes] = []
+        self._pieces_size = 0
+        #: All bytes, once there are too many pieces.
         self._data = bytearray()
         #: The number of bytes before the held ones.
         self.dropped = 0
 
     def __len__(self) -> int:
-        return len(self._data)
+        return self._pieces_size + len(self._data)
 
     def append(self, data: bytes) -> None:
+        fits = self._pieces_size + len(data) <= self._limit
+        if fits and not self._data and len(self._pieces) < MAX_PIECES:
+            self._pieces.append(data)
+            self._pieces_size += len(data)
+            return
+        self._join()
         self._data += data
         excess = len(self._data) - self._limit
         if excess > 0:
             del self._data[:excess]
             self.dropped += excess
+
+    def _join(self) -> None:
+        if self._pieces:
+            self._data = bytearray().join(self._pieces)
+            self._pieces, self._pieces_size = [], 0
 
     def skip(self, length: int) -> None:
         """Count bytes of the stream that were lost."""
@@ -78,15 +95,17 @@ class TailBuffer:
 
     def clear(self) -> None:
         """Drop the held bytes."""
-        self.dropped += len(self._data)
+        self.dropped += len(self)
+        self._pieces, self._pieces_size = [], 0
         self._data.clear()
 
     def cut_unfinished(self) -> bytes:
         """Remove and return an incomplete character at the end."""
+        self._join()
         return _cut(self._data, unfinished_character(self._data))
 
     def value(self) -> bytes:
-        return bytes(self._data)
+        return b"".join(self._pieces) if self._pieces else bytes(self._data)
 
 
 class StreamTails:

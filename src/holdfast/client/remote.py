@@ -215,8 +215,11 @@ class RemoteExec:
         timing: bool = False,
         marks: bool = False,
         until: ReadUntil | None = None,
+        gather: float = 0.0,
     ) -> TerminalRead:
-        params = m.TerminalReadParams(terminal_id, since, max_bytes, _milliseconds(wait), timing, marks, until)
+        params = m.TerminalReadParams(
+            terminal_id, since, max_bytes, _milliseconds(wait), timing, marks, until, _milliseconds(gather)
+        )
         return await self.connection.call(methods.TERMINAL_READ, params)
 
     async def run_in_terminal(

@@ -474,7 +474,10 @@ class LocalExec:
         existing = self._existing(spec)
         if existing is not None:
             return existing.info()
-        fd = os.memfd_create("holdfast-script")
+        try:
+            fd = os.memfd_create("holdfast-script")
+        except OSError as error:
+            raise ResourceExhausted(f"the script of {process_id!r} cannot be stored: {error.strerror}") from None
         try:
             write_all(fd, script)
             os.lseek(fd, 0, os.SEEK_SET)
@@ -514,11 +517,14 @@ class LocalExec:
         timing: bool = False,
         marks: bool = False,
         until: ReadUntil | None = None,
+        gather: float = 0.0,
     ) -> TerminalRead:
         terminal = self.terminals.terminal(terminal_id)
         check_bytes(max_bytes or 0)
         size = DEFAULT_READ_BYTES if max_bytes is None else max_bytes
-        return await read_terminal(terminal, since, size, wait, timing=timing, marks=marks, until=until)
+        return await read_terminal(
+            terminal, since, size, wait, timing=timing, marks=marks, until=until, gather=gather
+        )
 
     async def run_in_terminal(
         self,

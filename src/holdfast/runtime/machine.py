@@ -16,8 +16,8 @@ from holdfast.launch import self_exec
 from holdfast.runtime.process.environment import resolve_user
 from holdfast.types import EnvironmentInfo, ShellInfo
 
-#: Features of every server.
-FEATURES: Final = ("process", "tty", "exec_remote", "shell", "terminal")
+#: Features of every server. `run_ids`: the event of a command has the id of the run that typed it.
+FEATURES: Final = ("process", "tty", "exec_remote", "shell", "terminal", "run_ids")
 #: Seconds between two attempts to connect to a port, which has no event for a new listener.
 _PORT_RETRY: Final = (0.005, 0.25)
 

@@ -5,6 +5,7 @@ Both engines have the same client commands. Touches the engine through its clien
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -62,6 +63,12 @@ class Container(CommandTarget):
     @classmethod
     def from_address(cls, scheme: str, rest: str, **options: Any) -> Self:
         return cls("podman" if scheme == "podman" else "docker", rest, **options)
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the engine is on this machine, as far as the environment shows; a context may name another."""
+        hosts = (os.environ.get(name, "unix:") for name in ("DOCKER_HOST", "CONTAINER_HOST"))
+        return all(host.startswith("unix:") for host in hosts)
 
     def command(self, argv: Sequence[str]) -> list[str]:
         user = [] if self.user is None else ["--user", self.user]

@@ -71,6 +71,11 @@ class CommandTarget(SandboxTarget):
         self.channel = channel
         self.poll_interval = poll_interval
 
+    @property
+    def is_near(self) -> bool:
+        """Whether the sandbox is on this machine, so that its server is sent without compression."""
+        return False
+
     @abc.abstractmethod
     def command(self, argv: Sequence[str]) -> list[str]:
         """Return the command of the host that runs `argv` inside, with its own stdin, stdout and stderr."""

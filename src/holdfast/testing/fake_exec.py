@@ -471,10 +471,11 @@ class FakeExec:
         timing: bool = False,
         marks: bool = False,
         until: ReadUntil | None = None,
+        gather: float = 0.0,
     ) -> TerminalRead:
         live = self.terminal(terminal_id).live
         limit = _DEFAULT_READ_BYTES if max_bytes is None else max_bytes
-        return await read_terminal(live, since, limit, wait, timing=timing, marks=marks, until=until)
+        return await read_terminal(live, since, limit, wait, timing=timing, marks=marks, until=until, gather=gather)
 
     async def run_in_terminal(
         self,
@@ -489,7 +490,7 @@ class FakeExec:
         key = (terminal_id, run_id or secrets.token_hex(8))
         if key not in self._runs:
             check_run(timeout, max_bytes)
-            self._runs[key] = asyncio.create_task(terminal.run_command(command, timeout, max_bytes))
+            self._runs[key] = asyncio.create_task(terminal.run_command(command, timeout, max_bytes, run_id or ""))
         try:
             return await asyncio.shield(self._runs[key])
         except asyncio.CancelledError:
@@ -528,7 +529,8 @@ class FakeExec:
 
     async def info(self) -> EnvironmentInfo:
         shell = ShellInfo("sh", "/bin/sh")
-        return EnvironmentInfo(shell, "/fake", "fake", "/home/fake", "fake", "linux", "x86_64", "0")
+        features = ("run_ids",)
+        return EnvironmentInfo(shell, "/fake", "fake", "/home/fake", "fake", "linux", "x86_64", "0", features)
 
     async def status(self) -> ServerStatus:
         running = sum(process.status is None for process in self._processes.values())

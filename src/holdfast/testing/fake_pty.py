@@ -198,7 +198,8 @@ class ScriptedTerminal(LiveTerminal):
     def typed_in(self, data: bytes) -> None:
         self._on_typed(data)
 
-    def _cwd(self) -> str:
+    @property
+    def cwd(self) -> str:
         return self._stub.cwd
 
     def _probe_input(self) -> InputState:

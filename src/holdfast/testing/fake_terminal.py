@@ -221,8 +221,10 @@ class FakeTerminal(FakeProcess):
     async def wait_until(self, until: TerminalWait, timeout: float | None, changes: int = 0) -> bool:
         return await self.live.wait(until, timeout, changes)
 
-    async def run_command(self, command: str, timeout: float | None, max_bytes: int) -> TerminalCommandEnded:
-        return await run_typed(self.live, command, timeout=timeout, max_bytes=max_bytes)
+    async def run_command(
+        self, command: str, timeout: float | None, max_bytes: int, run_id: str = ""
+    ) -> TerminalCommandEnded:
+        return await run_typed(self.live, command, timeout=timeout, max_bytes=max_bytes, run_id=run_id)
 
     async def close(self, mode: CloseMode = "graceful", jobs: JobsAtClose = "kill", grace: float = 5.0) -> None:
         await self.live.close(mode, jobs, grace)

@@ -25,7 +25,7 @@ from holdfast.transport.stream import StreamChannel
 from holdfast.types import MAX_MESSAGE_BYTES
 from holdfast.wire.framing import Oversized
 
-#: The default capacity of a pipe, and the capacity of the command's stdout after a read of a full pipe: fewer,
+#: The default capacity of a pipe, and the capacity of the command's stdout after a read of a full pipe: fewer and
 #: larger reads. Not before, because the kernel limits the capacity of all pipes of a user together.
 PIPE_BYTES: Final = 64 * 1024
 GROWN_PIPE_BYTES: Final = 1024 * 1024

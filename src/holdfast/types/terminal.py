@@ -152,6 +152,8 @@ class TerminalEvent(Struct, frozen=True, omit_defaults=True):
     cursor_position: tuple[int, int] | None = None
     #: With `prompt`: the shell's directory; None if the shell had continued by then.
     cwd: str | None = None
+    #: With `command`: the id of the run that typed it; empty if it was typed as input.
+    run_id: str = ""
 
 
 class ReadUntil(Struct, frozen=True, omit_defaults=True):
@@ -217,3 +219,5 @@ class TerminalCommandEnded(Struct, frozen=True):
     #: The prompt after it, and the `changes` of the status at that time.
     prompt: str | None = None
     changes: int = 0
+    #: The shell's directory after it; empty from a server that predates this field.
+    cwd: str = ""

@@ -353,6 +353,8 @@ class TerminalReadParams(Struct, frozen=True, omit_defaults=True):
     marks: bool = False
     #: Wait for one of these conditions instead of for anything.
     until: ReadUntil | None = None
+    #: Without `until`: after the first output or event, wait this long for more, within `wait_ms`.
+    gather_ms: int = 0
 
 
 class TerminalRunParams(Struct, frozen=True, omit_defaults=True):

@@ -20,6 +20,7 @@ from tests.contract.terminals.ways import (
     Opener,
     shown,
     until_event,
+    until_shown,
     until_status,
 )
 
@@ -104,6 +105,23 @@ async def test_a_long_poll_ends_with_output_with_an_event_and_with_its_time(term
     await terminal.resize(40, 100)
     found = await waiting
     assert [(event.type, event.size) for event in found.events[:1]] == [("resize", TerminalSize(40, 100))]
+
+
+async def test_a_read_that_gathers_ends_with_its_size_or_with_the_terminal(
+    opened: Opener, terminal: Terminal
+) -> None:
+    api, start = opened.box.api, (await terminal.read()).token
+    gathering = {"wait": PATIENCE, "gather": PATIENCE}
+    waiting = asyncio.create_task(api.read_terminal(terminal.id, since=start, max_bytes=3, **gathering))
+    for key in "xyz":
+        await terminal.send(key)
+        await until_shown(terminal, key.encode(), start)
+    found = await waiting
+    assert b"".join(event.payload for event in found.events) == b"xyz"
+    waiting = asyncio.create_task(api.read_terminal(terminal.id, since=found.token, **gathering))
+    await terminal.close("force")
+    assert (await waiting).closed
+    assert (await api.read_terminal(terminal.id, since=start, max_bytes=1, **gathering)).events[0].payload == b"x"
 
 
 async def test_what_is_expected_is_found_one_behind_the_other(terminal: Terminal) -> None:

@@ -55,6 +55,17 @@ COMMANDS = [
 ]
 
 
+async def test_the_event_of_a_command_has_the_id_of_its_run(opened: Opener, terminal: Terminal) -> None:
+    api, start = opened.box.api, (await terminal.read()).token
+    ended = await api.run_in_terminal(terminal.id, "cd /\necho two", run_id="mine")
+    assert ended.cwd == "/"
+    after = (await terminal.read()).token
+    await terminal.send("echo typed\n")
+    await until_event(terminal, lambda event: event.type == "ended", after)
+    events = (await terminal.read(start)).events
+    assert [event.run_id for event in events if event.type == "command"] == ["mine", "mine", ""]
+
+
 @pytest.mark.parametrize("shell", ["bash", pytest.param("zsh", marks=needs("zsh"))])
 async def test_output_and_exit_code_are_exact(opened: Opener, shell: str) -> None:
     terminal = await opened(shell)

@@ -6,6 +6,7 @@ import base64
 import http.client
 import json
 import os
+import re
 import socket
 import stat
 import struct
@@ -13,7 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2b import BuildException, NotEnoughSpaceException, Sandbox, Template
+from e2b import AsyncSandbox, BuildException, NotEnoughSpaceException, Sandbox, Template
+from e2b.sandbox_sync.commands.command import Commands
+from e2b.sandbox_sync.commands.pty import Pty
+from e2b.sandbox_sync.filesystem.filesystem import Filesystem
 
 from tests.integrations.e2b.server_process import DOMAIN, E2BServer, e2b_server
 
@@ -49,6 +53,14 @@ server.serve_forever()
 """
 
 
+#: Public names of `Sandbox` that are no calls of this server: constants and addresses; `beta_pause`, an old
+#: name of `pause`; `git`, which is made of commands; the gateway for MCP of E2B's cloud.
+NOT_CALLED = {
+    *("connection_config", "default_mcp_template", "default_sandbox_timeout", "default_template", "envd_api_url"),
+    *("envd_direct_url", "sandbox_domain", "beta_pause", "git", "get_mcp_token", "get_mcp_url", "mcp_port"),
+}
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[E2BServer]:
     with e2b_server() as made:
@@ -64,6 +76,13 @@ def request(
     found = answer.status, answer.read().decode()
     connection.close()
     return found
+
+
+def test_every_public_method_of_the_sdk_has_a_check() -> None:
+    checks = Path(__file__).with_name("python_checks.py").read_text() + Path(__file__).read_text()
+    for kind in (Sandbox, AsyncSandbox, Commands, Pty, Filesystem):
+        public = {name for name in dir(kind) if not name.startswith("_")} - NOT_CALLED
+        assert {name for name in public if not re.search(rf"\b{name}\b", checks)} == set()
 
 
 def test_a_client_goes_on_after_the_server_was_killed_in_the_middle_of_a_stream() -> None:

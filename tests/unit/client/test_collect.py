@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from holdfast.client.collect import (
+    MAX_PIECES,
     SEARCH_WINDOW_BYTES,
     HeadTailBuffer,
     OutputMatch,
@@ -31,6 +32,16 @@ def test_tail_buffer_keeps_the_latest_bytes_and_counts_the_rest(parts: list[byte
     whole = b"".join(parts)
     assert buffer.value() == whole[-limit:]
     assert buffer.dropped == max(0, len(whole) - limit)
+
+
+def test_many_small_pieces_are_one_buffer() -> None:
+    buffer = TailBuffer(10 * MAX_PIECES)
+    for number in range(3 * MAX_PIECES):
+        buffer.append(b"%d" % (number % 10))
+    assert len(buffer) == 3 * MAX_PIECES
+    assert buffer.value() == (b"0123456789" * MAX_PIECES)[: 3 * MAX_PIECES]
+    assert buffer._pieces == []
+    assert buffer.dropped == 0
 
 
 @given(pieces, st.integers(min_value=2, max_value=40))

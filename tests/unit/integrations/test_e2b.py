@@ -6,21 +6,27 @@ import asyncio
 import errno
 import zlib
 from collections.abc import AsyncIterator, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.datastructures import Headers
 
 from holdfast import errors
 from holdfast.fleet.template import Template
-from holdfast.integrations.e2b.application import Target, parse_host
+from holdfast.integrations.e2b.application import Target, _RequestBody, parse_host
+from holdfast.integrations.e2b.control.records import PUBLIC
 from holdfast.integrations.e2b.control.requests import NewSandbox, effective_network, parse_body
 from holdfast.integrations.e2b.control.templates import load_templates, parse_templates
 from holdfast.integrations.e2b.envd import connect_protocol as connect
 from holdfast.integrations.e2b.envd.files import _bounded, _unzipped
 from holdfast.integrations.e2b.open_sandbox import deadline_of, process_id, tag_of
+from holdfast.integrations.e2b.ports.api import Ports
 from holdfast.integrations.e2b.problems import Problem, problem_of
-from holdfast.integrations.e2b.settings import KEY_VARIABLE, Keyring, load_key
+from holdfast.integrations.e2b.server import serving
+from holdfast.integrations.e2b.settings import KEY_VARIABLE, E2BSettings, Keyring, load_key
 from holdfast.service.fronts.previews.proxy import passed_headers
+from holdfast.service.problems import Invalid
 
 
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:
@@ -54,6 +60,46 @@ def test_a_token_is_that_of_one_sandbox_and_one_use() -> None:
         assert not keys.accepts_token("envd", "a", wrong)
     assert not keys.accepts_key(None)
     assert not keys.accepts_key("e2b_\udcff")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:3000", "example.org:3000"])
+async def test_nothing_listens_beyond_loopback_in_plain_text(address: str) -> None:
+    with pytest.raises(Invalid, match="reachable from other machines"):
+        async with serving(E2BSettings(listen=address)):
+            raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("listen", "public", "admitted"),
+    [
+        ("0.0.0.0:0", None, False),
+        ("0.0.0.0:0", "false", False),
+        ("127.0.0.1:0", "false", False),
+        ("0.0.0.0:0", "true", True),
+        ("127.0.0.1:0", None, True),
+    ],
+)
+async def test_a_port_beyond_loopback_needs_the_traffic_token(
+    listen: str, public: str | None, admitted: bool
+) -> None:
+    opened: Any = SimpleNamespace(ref=SimpleNamespace(labels={} if public is None else {PUBLIC: public}))
+
+    class Sandboxes:
+        async def open(self, _: str) -> Any:
+            return opened
+
+    keys = Keyring("e2b_" + "1" * 40)
+    sandboxes: Any = Sandboxes()
+    ports = Ports(sandboxes, keys, E2BSettings(listen=listen, allow_plaintext=True))
+    token = {"e2b-traffic-access-token": keys.token("traffic", "a")}
+    wrong = {"e2b-traffic-access-token": keys.token("traffic", "b")}
+    assert await ports._open("a", 8000, Headers(token)) is opened
+    for given in ({}, wrong):
+        if admitted:
+            assert await ports._open("a", 8000, Headers(given)) is opened
+            continue
+        with pytest.raises(Problem, match="E2B-Traffic-Access-Token"):
+            await ports._open("a", 8000, Headers(given))
 
 
 def test_a_short_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +190,24 @@ async def test_a_body_is_bounded_in_size_and_in_silence() -> None:
     with pytest.raises(Problem) as raised:
         await connect.whole_body(receiver([{"type": "http.disconnect"}]), 10, 60.0)
     assert raised.value.code == "canceled"
+
+
+async def test_a_refusal_is_sent_after_the_body_that_it_refuses() -> None:
+    """The client of an upload of 32 MiB, of which half was read, gets the reply and no broken connection."""
+    unread = [
+        {"type": "http.request", "body": bytes(1024 * 1024), "more_body": number < 15} for number in range(16)
+    ]
+    left: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        return unread.pop(0)
+
+    async def send(_: Any) -> None:
+        left.append(len(unread))
+
+    body = _RequestBody(receive, send)
+    await body.send({"type": "http.response.start", "status": 507, "headers": []})
+    assert left == [0]
 
 
 async def test_an_upload_is_bounded_after_its_decompression() -> None:

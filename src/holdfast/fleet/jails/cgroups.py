@@ -17,6 +17,7 @@ from holdfast.errors import SandboxError
 from holdfast.fleet.directories import SandboxDirectory
 from holdfast.fleet.template import Template
 from holdfast.runtime.confine.resource_groups import Controller, hierarchies
+from holdfast.runtime.tree.process_table import is_dead, stat_fields
 from holdfast.types import Confinement
 
 PARENT: Final = "holdfast-jails"
@@ -151,7 +152,7 @@ def _is_alive(pid: int) -> bool:
     """Whether a process runs or can run. No cgroup lists a zombie, and a zombie does nothing to be stopped."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+            return not is_dead(stat_fields(file.read()))
     except OSError:
         return False
 

@@ -36,9 +36,10 @@ log = logging.getLogger(__name__)
 _LABEL: Final = re.compile(r"(?P<port>[0-9]{1,5})-(?P<id>[a-z0-9-]{1,63})", re.ASCII)
 
 _UPLOADS: Final = "/uploads/"
-#: A refused body is read up to this size, for this time; a client that sends more gets a broken connection.
-_DRAIN_BYTES: Final = 1024 * 1024
-_DRAIN_SECONDS: Final = 2.0
+#: A refused body is read up to this size, for this time: a client that still sends when the connection is closed
+#: may lose the reply with it. The bytes are discarded; the time bounds the cost of a refusal.
+_DRAIN_BYTES: Final = 64 * 1024 * 1024
+_DRAIN_SECONDS: Final = 5.0
 
 
 class Target(msgspec.Struct, frozen=True):

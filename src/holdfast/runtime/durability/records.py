@@ -182,6 +182,7 @@ class TerminalEventRecord(JobRecord, frozen=True, tag=17):
     size: TerminalSize | None
     reason: str
     cwd: str | None = None
+    run_id: str = ""
 
 
 class EventsDropped(JobRecord, frozen=True, tag=21):

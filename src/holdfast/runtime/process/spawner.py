@@ -48,7 +48,7 @@ class Spawner:
             theirs.close()
 
     def call(self, fds: Sequence[int], spawn: Spawn) -> int:
-        """Call `spawn` in the thread with copies of these descriptors, then close the copies; return its pid."""
+        """Call `spawn` in the thread with copies of these descriptors; returns the pid that it returns."""
         self._spawn = spawn
         socket.send_fds(self._ours, [b"."], list(fds))
         self._wait()

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 SPARE_DESCRIPTORS: Final = 64
 #: The fraction of a small limit that is left free.
 _SPARE_FRACTION: Final = 16
-#: The number of descriptors from which on a spawn by the thread of `Spawner` is cheaper than copies of all of them
-#: for a child that closes them: the thread costs about 50 µs, a descriptor 0.1.
+#: With this many descriptors a spawn by the thread of `Spawner` is cheaper than copies of all of them for a child
+#: that closes them: the thread costs about 50 µs, a descriptor 0.1.
 CROWDED_DESCRIPTORS: Final = 512
 #: Makes line mode erase a whole character and not its last byte; the termios module lacks it.
 _IUTF8: Final = 0o040000
@@ -127,11 +127,11 @@ class _Streams:
 
     def last_words(self) -> str:
         """Return the output of a program that could not start."""
-        printed = b""
+        said = b""
         for fd in self.outputs.values():
             with contextlib.suppress(OSError):
-                printed += os.read(fd, 4096)
-        return printed.decode(errors="replace").strip().replace("\r\n", "; ")
+                said += os.read(fd, 4096)
+        return said.decode(errors="replace").strip().replace("\r\n", "; ")
 
     def close_theirs(self) -> None:
         for fd in self._theirs:
@@ -234,14 +234,14 @@ class Starter:
                 command, streams.for_child, self._limits(mark), self._oom_score, self.newborn
             )
         except BaseException as error:
-            printed = streams.last_words() if isinstance(error, JailFailed) else ""
+            said = streams.last_words() if isinstance(error, JailFailed) else ""
             streams.close()
             if recorder is not None:
                 recorder.undo()
             if cgroup is not None:
                 cgroup.remove()
             if isinstance(error, JailFailed):
-                raise PermissionRefused(f"confinement: {printed or error}") from None
+                raise PermissionRefused(f"confinement: {said or error}") from None
             raise
         streams.close_theirs()
         started = StartedProcess(pid, mark, command.cwd, streams.outputs, streams.stdin, recorder, cgroup)

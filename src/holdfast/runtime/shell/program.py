@@ -407,7 +407,10 @@ class ShellProgram:
         if cgroup is None or cgroup.joined_at is None or cgroup.joined_at >= self._began:
             return True
         jail = self.process.jail
-        others = set(cgroup.pids()) - (frozenset() if jail is None else jail.wrappers)
+        try:
+            others = set(cgroup.pids()) - (frozenset() if jail is None else jail.wrappers)
+        except OSError:
+            return True  # no descriptor to read the members
         return others != {self.pid}
 
     def _has_names(self) -> bool:

@@ -185,7 +185,7 @@ class LiveTerminal:
             argv=self.argv,
             state=self.state,
             size=process.size or TerminalSize(),
-            cwd=self._cwd(),
+            cwd=self.cwd,
             started_at=process.started_at,
             token=self.token,
             changes=self.changes,
@@ -220,7 +220,9 @@ class LiveTerminal:
         awaiting = self._probe_input().awaiting if group or busy is not None else False
         return ForegroundActivity(group=group, seconds=busy, awaiting=awaiting)
 
-    def _cwd(self) -> str:
+    @property
+    def cwd(self) -> str:
+        """The directory of the shell, or of the program without one."""
         try:
             return (
                 os.readlink(f"/proc/{self.process.program_pid}/cwd") if self.process.running else self.process.cwd
@@ -299,13 +301,12 @@ class LiveTerminal:
             text = self._between(self._prompt_start, at, offset, data)
             self._prompt_start = None
             # The current directory: a command that was typed ahead may have changed it already.
-            self._prompt_shown(at, text, now, None if went_on else self._cwd())
+            self._prompt_shown(at, text, now, None if went_on else self.cwd)
         elif mark.letter == "C":
             self._command_runs = True
             self._set_continuation(False)
-            if self.in_flight is not None:
-                self.in_flight.began(at)
-            self.timeline.add("command", at, now)
+            run_id = "" if self.in_flight is None else self.in_flight.began(at)
+            self.timeline.add("command", at, now, run_id=run_id)
             self._set_state("BUSY", at, now)
         elif mark.letter == "D":
             self._command_ended(at, mark.argument, now)

@@ -59,17 +59,29 @@ async def read_terminal(
     timing: bool = False,
     marks: bool = False,
     until: ReadUntil | None = None,
+    gather: float = 0.0,
 ) -> TerminalRead:
-    """Wait up to `wait` seconds for anything, or for one of the conditions, and read after a position."""
+    """Wait up to `wait` seconds for anything, or for one of the conditions, and read after a position.
+
+    With `gather`, a read that waits for anything waits that much longer for more, unless it can return no more.
+    """
     outcome = None
     if until is not None:
         outcome = await _wait_until(terminal, until, since, wait)
     elif wait > 0:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait):
-                while terminal.token <= since and not terminal.process.closed:
-                    await terminal.process.changed()
+        deadline = asyncio.get_running_loop().time() + wait
+        await _grown(terminal, since + 1, deadline)
+        if gather > 0 and terminal.token > since:
+            await _grown(terminal, since + max_bytes, min(deadline, asyncio.get_running_loop().time() + gather))
     return replace(terminal.read(since, max_bytes, timing=timing, marks=marks), outcome=outcome)
+
+
+async def _grown(terminal: LiveTerminal, position: int, deadline: float) -> None:
+    """Wait until the terminal has reached a position or has ended."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(deadline):
+            while terminal.token < position and not terminal.process.closed:
+                await terminal.process.changed()
 
 
 async def _wait_until(terminal: LiveTerminal, until: ReadUntil, since: int, wait: float) -> ReadOutcome:

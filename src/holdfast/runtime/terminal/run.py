@@ -32,9 +32,10 @@ _INTERRUPTS: Final = 3
 class CommandInFlight:
     """A command that was typed: its place in the output, its times and its exit code."""
 
-    def __init__(self, prompt_end: int) -> None:
+    def __init__(self, prompt_end: int, run_id: str) -> None:
         #: The offset of its line.
         self.prompt_end = prompt_end
+        self.run_id = run_id
         self.was_typed = False
         self.start: int | None = None
         self.end: int | None = None
@@ -45,10 +46,14 @@ class CommandInFlight:
         self.began_at = 0.0
         self.ended_at = 0.0
 
-    def began(self, at: int) -> None:
+    def began(self, at: int) -> str:
+        """Note the start of a command, and return the id of the run if the command belongs to it."""
+        if not self.was_typed or self.exit_code is not None:
+            return ""
         # Of several commands on one line, the first.
-        if self.start is None and self.was_typed:
+        if self.start is None:
             self.start = at
+        return self.run_id
 
     def ended(self, at: int, exit_code: int, prompts: int) -> None:
         if self.exit_code is None:
@@ -90,7 +95,7 @@ async def run_typed(
         if not await terminal.wait_for_line(left):
             raise TimeoutError(f"terminal {terminal.id!r} is busy: no prompt within {timeout or 0.0:g} s")
         await _empty_line(terminal)
-        flight = CommandInFlight(terminal.process.logs[2].end)
+        flight = CommandInFlight(terminal.process.logs[2].end, run_id)
         flight.began_at = time.monotonic()
         events, began_at = terminal.timeline.count, flight.began_at
         run = RunTyped(terminal.id, run_id, command, flight.prompt_end, events, began_at, deadline, max_bytes)
@@ -109,7 +114,7 @@ def recover_flight(terminal: LiveTerminal, run: RunTyped) -> CommandInFlight | N
     events = terminal.timeline.after(run.events)
     if events is None:
         return None
-    flight = CommandInFlight(run.prompt_end)
+    flight = CommandInFlight(run.prompt_end, run.run_id)
     flight.began_at = run.at
     # The marks of a line that was typed may be in a read that the earlier server did not store.
     flight.was_typed = terminal.process.input.has_taken(_write_id(run))
@@ -132,6 +137,9 @@ async def resume_run(terminal: LiveTerminal, flight: CommandInFlight | None, run
             f"the server was restarted after {_short(run.command)} was typed: read what it printed in the terminal"
         )
     if flight.exit_code is not None:
+        # Its end may have been in a read that was printed again: then the flight is the terminal's.
+        if terminal.in_flight is flight:
+            terminal.in_flight = None
         return await _run(terminal, flight, run)
     async with terminal.turn:
         return await _run_in_flight(terminal, flight, run)
@@ -236,6 +244,7 @@ def _result(
         reason=terminal.reason,
         prompt=terminal.prompt,
         changes=terminal.changes,
+        cwd=terminal.cwd,
     )
 
 

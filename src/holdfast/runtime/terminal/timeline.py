@@ -55,6 +55,7 @@ class TimelineEvent(NamedTuple):
     size: TerminalSize | None
     reason: str
     cwd: str | None
+    run_id: str
 
 
 class Timeline:
@@ -97,6 +98,7 @@ class Timeline:
         size: TerminalSize | None = None,
         reason: str = "",
         cwd: str | None = None,
+        run_id: str = "",
     ) -> int:
         """Add an event at this offset of the output; returns the position after it."""
         position = offset + self.count
@@ -104,7 +106,7 @@ class Timeline:
         if self._times and timestamp > self._times[-1]:
             self._sample(offset, timestamp)  # output after the event is not older than the event
         event = TimelineEvent(
-            position, offset, timestamp, type, self.state, payload, exit_code, prompt, size, reason, cwd
+            position, offset, timestamp, type, self.state, payload, exit_code, prompt, size, reason, cwd, run_id
         )
         self._events.append(event)
         if self.on_add is not None:
@@ -133,6 +135,7 @@ class Timeline:
             size=event.size,
             reason=event.reason,
             cwd=event.cwd,
+            run_id=event.run_id,
         )
 
     def note_output(self, offset: int, timestamp: float) -> None:
@@ -286,5 +289,6 @@ def _public_event(event: TimelineEvent, marks: bool) -> TerminalEvent:
         size=event.size,
         reason=event.reason,
         cwd=event.cwd,
+        run_id=event.run_id,
         **more,
     )

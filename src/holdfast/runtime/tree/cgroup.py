@@ -14,6 +14,7 @@ import contextlib
 import errno
 import os
 import secrets
+import signal
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from holdfast.runtime.confine.resource_groups import ResourceGroups
+from holdfast.runtime.tree.process_table import NO_DESCRIPTOR
 
 if TYPE_CHECKING:
     from holdfast.runtime.tree.process_tree import Tree
@@ -50,11 +52,13 @@ class Cgroup:
         """Its directories with limits, for this process alone."""
         return self._limiting
 
-    def join(self, pid: int) -> None:
+    def join(self, pid: int, pidfd: int) -> None:
         """Move a process in; its later children start inside. Blocks: call it on the thread."""
         try:
             # With its parent, which another server may have removed as stale after the keeper was killed.
             os.makedirs(self.path)
+            # The thread may be late. The pid of a reaped process may belong to another, which would be killed.
+            signal.pidfd_send_signal(pidfd, 0)
             _write(f"{self.path}/cgroup.procs", b"%d" % pid)
             self.joined_at = time.monotonic()
         except OSError:
@@ -79,9 +83,12 @@ class Cgroup:
         return os.path.isdir(self.path)
 
     def pids(self) -> list[int]:
+        """The members; `OSError` without a descriptor."""
         try:
             fd = os.open(f"{self.path}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+        except OSError as error:
+            if error.errno in NO_DESCRIPTOR:
+                raise
             return []
         pids = b""
         try:
@@ -119,6 +126,8 @@ class Cgroups:
         self._loop = asyncio.get_running_loop()
         self._young: deque[tuple[float, Tree, int]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        #: pidfds of the processes that the thread has yet to move.
+        self._pidfds: set[int] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-cgroup")
 
     @classmethod
@@ -187,17 +196,36 @@ class Cgroups:
         while self._young and self._young[0][0] <= now:
             _, tree, key = self._young.popleft()
             if tree.leader_lives:
-                tree.cgroup = Cgroup(f"{self.parent}/{key}")
-                # Without a pid for the thread, the next move starts it; the process tree suffices until then.
-                with contextlib.suppress(RuntimeError):
-                    self._thread.submit(tree.cgroup.join, tree.leader)
+                self._join(tree, Cgroup(f"{self.parent}/{key}"))
         if self._young:
             self._timer = self._loop.call_at(self._young[0][0], self._join_due)
+
+    def _join(self, tree: Tree, cgroup: Cgroup) -> None:
+        """Move a process on the thread."""
+        try:
+            pidfd = os.pidfd_open(tree.leader)
+        except OSError:
+            return  # no descriptor is free: the process tree suffices
+        tree.cgroup = cgroup
+        self._pidfds.add(pidfd)
+        # Without a pid for the thread, the next move starts it; the process tree suffices until then.
+        with contextlib.suppress(RuntimeError):
+            self._thread.submit(self._join_now, cgroup, tree.leader, pidfd)
+
+    def _join_now(self, cgroup: Cgroup, pid: int, pidfd: int) -> None:
+        try:
+            cgroup.join(pid, pidfd)
+        finally:
+            self._pidfds.discard(pidfd)
+            os.close(pidfd)
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._thread.shutdown(wait=True, cancel_futures=True)
+        for pidfd in self._pidfds:
+            os.close(pidfd)
+        self._pidfds.clear()
         _remove_below(self.parent)
         self._limits.close()
 

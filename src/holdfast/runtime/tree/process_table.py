@@ -14,7 +14,7 @@ import os
 import re
 import resource
 import secrets
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from functools import cached_property
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -25,6 +25,8 @@ MARK_BASE: Final = 1 << 62
 _MARK_DIGITS: Final = 19
 #: The mark where the limit cannot be set; `env -i` removes it.
 MARK_VARIABLE: Final = "HOLDFAST_MARK"
+#: Without a descriptor a process may exist, and may have a mark: these errors are raised.
+NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _MORE_THAN_ANY_PID: Final = 1 << 23
 _LIMITS_LINE: Final = re.compile(rb"^Max realtime timeout +([0-9]{1,19}) ", re.MULTILINE)
 
@@ -67,7 +69,7 @@ def limits_can_mark() -> bool:
 
 
 def read_mark(pid: int) -> int | None:
-    """Return the mark of a process, or None."""
+    """Return the mark of a process, or None; `OSError` without a descriptor."""
     return _read_limit_mark(pid) if limits_can_mark() else _read_environment_mark(pid)
 
 
@@ -75,7 +77,9 @@ def _read_environment_mark(pid: int) -> int | None:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return mark_in_environment(file.read())
-    except OSError:
+    except OSError as error:
+        if error.errno in NO_DESCRIPTOR:
+            raise
         return None  # ended, or of another user
 
 
@@ -91,7 +95,9 @@ def _read_limit_mark(pid: int) -> int | None:
     try:
         with open(f"/proc/{pid}/limits", "rb") as file:
             return mark_in_limits(file.read())
-    except OSError:
+    except OSError as error:
+        if error.errno in NO_DESCRIPTOR:
+            raise
         return None  # gone
 
 
@@ -109,13 +115,21 @@ def stat_fields(text: bytes) -> list[bytes]:
     return text[text.rindex(b")") + 2 :].split(b" ", 20)
 
 
+def is_dead(fields: Sequence[bytes]) -> bool:
+    """Whether a process with these fields has ended.
+
+    A process whose first thread has ended is shown as a zombie while its other threads run; they are counted.
+    """
+    return fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
+
+
 def read_entry(pid: int) -> Entry | None:
-    """Return one process, or None if it does not exist."""
+    """Return one process, or None if it does not exist; `OSError` without a descriptor."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise  # without a descriptor the process may still exist
+        if error.errno in NO_DESCRIPTOR:
+            raise
         return None
     try:
         text = os.read(fd, 512)
@@ -124,7 +138,7 @@ def read_entry(pid: int) -> Entry | None:
     finally:
         os.close(fd)
     fields = stat_fields(text)
-    return Entry(pid, int(fields[1]), int(fields[3]), fields[19], fields[0] in (b"Z", b"X"))
+    return Entry(pid, int(fields[1]), int(fields[3]), fields[19], is_dead(fields))
 
 
 def newest_pids() -> list[int]:

@@ -53,11 +53,14 @@ class Tree:
         # their parent. As orphans they would not be found.
         leader_lives = self.leader_lives
         table = await self._tables.read()
-        inside = self.cgroup.pids() if self.cgroup is not None else ()
-        members = table.members(
-            self.leader, leader_lives=leader_lives, mark=self._mark, others=others, inside=inside
-        )
-        return members if members or table.complete else self._hunt()
+        try:
+            inside = self.cgroup.pids() if self.cgroup is not None else ()
+            members = table.members(
+                self.leader, leader_lives=leader_lives, mark=self._mark, others=others, inside=inside
+            )
+            return members if members or table.complete else self._hunt()
+        except OSError as error:
+            raise ResourceExhausted(f"processes cannot be found: {error.strerror}") from None
 
     def _hunt(self) -> dict[int, Entry]:
         """Stop a process that forks its successor and exits before the table is read.

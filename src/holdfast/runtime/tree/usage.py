@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from holdfast.errors import ResourceExhausted
 from holdfast.runtime.shell.foreground import ticks_since_boot
-from holdfast.runtime.tree.process_table import MARK_BASE, ProcessTable, read_mark
+from holdfast.runtime.tree.process_table import MARK_BASE, NO_DESCRIPTOR, ProcessTable, is_dead, read_mark
 from holdfast.runtime.tree.process_tree import Tree
 from holdfast.types import USAGE_PIDS, MemberUsage, ProcessUsage, UsageSample
 
@@ -81,7 +82,7 @@ def parse_stat(text: bytes) -> Stat:
         int(f[17]),
         f[19],
         int(f[21]),
-        f[0] in (b"Z", b"X"),
+        is_dead(f),
         int(f[11]) + int(f[12]),
     )
 
@@ -129,30 +130,42 @@ class UsageSampler:
         known_marks: Callable[[], Container[int]],
         list_members: bool = False,
     ) -> UsageSample:
-        """Return one sample for all queries.
+        """Return one sample for all queries; `ResourceExhausted` without a descriptor to read /proc.
 
         `leaders` are the processes of the server, `known_marks` the marks of those that are not forgotten; both are
         called after the table is read, since it may include processes that were started meanwhile.
         """
-        async with self._turn:
-            self._slice_began = time.perf_counter()
-            # From before the read: see `Tree.members`.
-            lives = {tree.leader: tree.leader_lives for each in query for tree in each.trees}
-            table = ProcessTable(await self._read_all())
-            orphans = await self._orphans(table, leaders())
-            now = ticks_since_boot()
-            usages: list[ProcessUsage] = []
-            for each in query:
-                inside = {pid for tree in each.trees if tree.cgroup is not None for pid in tree.cgroup.pids()}
-                members = self._members(each, table, orphans, lives, inside)
-                usage = await self._usage(each, members, inside, now)
-                listed = await self._list_members(members, now) if list_members else ()
-                usages.append(msgspec.structs.replace(usage, members=listed) if listed else usage)
-                if self._is_over_time():
-                    await self._yield_to_loop()
-            known = known_marks()
-            self._storage_counters = {mark: each for mark, each in self._storage_counters.items() if mark in known}
-            return UsageSample(tuple(usages), self._strays(table, orphans, known, now))
+        try:
+            async with self._turn:
+                return await self._sample(query, leaders, known_marks, list_members)
+        except OSError as error:
+            raise ResourceExhausted(f"/proc cannot be read: {error.strerror}") from None
+
+    async def _sample(
+        self,
+        query: Sequence[UsageQuery],
+        leaders: Callable[[], Container[int]],
+        known_marks: Callable[[], Container[int]],
+        list_members: bool,
+    ) -> UsageSample:
+        self._slice_began = time.perf_counter()
+        # From before the read: see `Tree.members`.
+        lives = {tree.leader: tree.leader_lives for each in query for tree in each.trees}
+        table = ProcessTable(await self._read_all())
+        orphans = await self._orphans(table, leaders())
+        now = ticks_since_boot()
+        usages: list[ProcessUsage] = []
+        for each in query:
+            inside = {pid for tree in each.trees if tree.cgroup is not None for pid in tree.cgroup.pids()}
+            members = self._members(each, table, orphans, lives, inside)
+            usage = await self._usage(each, members, inside, now)
+            listed = await self._list_members(members, now) if list_members else ()
+            usages.append(msgspec.structs.replace(usage, members=listed) if listed else usage)
+            if self._is_over_time():
+                await self._yield_to_loop()
+        known = known_marks()
+        self._storage_counters = {mark: each for mark, each in self._storage_counters.items() if mark in known}
+        return UsageSample(tuple(usages), self._strays(table, orphans, known, now))
 
     def _is_over_time(self) -> bool:
         return time.perf_counter() - self._slice_began > SLICE_SECONDS
@@ -293,7 +306,7 @@ class UsageSampler:
         read = written = 0
         complete = True
         for pid in members:
-            counters = _read(f"/proc/{pid}/io")  # empty without permission, a process or a descriptor
+            counters = _read(f"/proc/{pid}/io")  # empty without permission or a process
             complete &= bool(counters)
             read += counter(counters, b"read_bytes:")
             written += counter(counters, b"write_bytes:")
@@ -352,7 +365,9 @@ def _read(path: str) -> bytes:
     """Return the content of a small kernel file; empty if it is missing or not readable."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        if error.errno in NO_DESCRIPTOR:
+            raise
         return b""
     try:
         return os.read(fd, _FILE_BYTES)

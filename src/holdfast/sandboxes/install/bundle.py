@@ -46,6 +46,9 @@ _GZIP_LEVEL: Final = 6
 #: Tars that stay in the cache: a few versions of holdfast and of Python, used side by side.
 _KEPT: Final = 4
 _ENDING: Final = ".tar.gz"
+#: The same tar without compression, and its last file: a tar that was cut off between two files is a valid tar.
+_PLAIN_ENDING: Final = ".tar"
+LAST_FILE: Final = "whole"
 #: Names of engines for machines, each with the kernel's name.
 _MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 
@@ -138,6 +141,27 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
         raise InvalidParams(f"the bundle {path} cannot be read: {error.strerror or error}") from None
     except (tarfile.TarError, EOFError, msgspec.DecodeError) as error:
         raise InvalidParams(f"{path} is not a bundle: {error}") from None
+
+
+def plain_tar(bundle: Bundle) -> Path:
+    """Return the same tree in a tar without compression, from the cache or made now; its last file is `LAST_FILE`.
+
+    For a sandbox on this machine: busybox takes 0.21 s of processor time for the compressed tar, and 0.03 for this.
+    """
+    directory = cache_directory()
+    path = os.path.join(directory, bundle.sha256 + _PLAIN_ENDING)
+    with _locked(directory):
+        if not os.path.exists(path):
+            packed = io.BytesIO()
+            with (
+                tarfile.open(bundle.path, "r:gz") as source,
+                tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+            ):
+                for member in source:
+                    tar.addfile(member, source.extractfile(member) if member.isfile() else None)
+                tar.addfile(tarfile.TarInfo(LAST_FILE))
+            write_atomically(path, packed.getvalue())
+    return Path(path)
 
 
 def cache_directory() -> str:
@@ -293,6 +317,7 @@ def _prune(directory: str) -> None:
     tars = [entry for entry in os.scandir(directory) if entry.name.endswith(_ENDING) and entry.name[0] != "."]
     tars.sort(key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
     kept = {entry.name for entry in tars[:_KEPT]}
+    kept |= {name.removesuffix(_ENDING) + _PLAIN_ENDING for name in kept}
     for entry in os.scandir(directory):
         if entry.name == "lock" or entry.name in kept:
             continue

@@ -43,6 +43,7 @@ class TerminalMethods:
             timing=params.timing,
             marks=params.marks,
             until=params.until,
+            gather=params.gather_ms / 1000,
         )
 
     async def run(self, connection: ServerConnection, params: m.TerminalRunParams) -> TerminalCommandEnded:

@@ -80,10 +80,13 @@ class Redactor:
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         """`patterns` are additional regular expressions; a group `secret` limits the replacement to itself."""
         self._patterns = [(signs, re.compile(pattern), _MOST_PASSES) for signs, pattern in PATTERNS]
+        #: All fragments, each once: most texts contain none.
+        self._signs = tuple(dict.fromkeys(sign for signs, _ in PATTERNS for sign in signs))
         for pattern in patterns:
             try:
                 # Applied once: a pattern that matches a part of `REDACTED` would lengthen the text each time.
                 self._patterns.append((("",), re.compile(pattern), 1))
+                self._signs = ("",)
             except re.error as error:
                 raise Invalid(
                     f"redact: {pattern!r} is not a regular expression: {error}", reason="REDACT_PATTERN"
@@ -91,8 +94,10 @@ class Redactor:
 
     def __call__(self, text: str) -> str:
         lowered = text.lower()
+        if not _contains(lowered, self._signs):
+            return text
         for signs, pattern, passes in self._patterns:
-            if any(sign in lowered for sign in signs):
+            if _contains(lowered, signs):
                 text = _by_name(pattern, text) if "name" in pattern.groupindex else _without(pattern, text, passes)
         return text
 
@@ -110,6 +115,14 @@ class Redactor:
         if isinstance(value, str) and value and looks_secret(name, alone=False):
             return REDACTED
         return self.body(value)
+
+
+def _contains(text: str, signs: tuple[str, ...]) -> bool:
+    # A loop: every row of the log is searched, and `any` with a generator takes twice as long.
+    for sign in signs:  # noqa: SIM110
+        if sign in text:
+            return True
+    return False
 
 
 def _by_name(pattern: re.Pattern[str], text: str) -> str:

@@ -13,14 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-import msgspec
-
 from holdfast.service.api import InputResult, RunRequest, RunResult
 from holdfast.service.policy.engine import refusal
 from holdfast.service.policy.typed_lines import LineBuffer
 from holdfast.service.problems import Denied, Invalid, NotNow
 from holdfast.service.sessions.approvals import ApprovalBroker
-from holdfast.service.sessions.backend.session_backend import BackendStatus
+from holdfast.service.sessions.backend.session_backend import BackendStatus, CommandOutcome
 from holdfast.service.sessions.backend.shell import command_text
 from holdfast.service.sessions.backend.terminal import begins_a_line
 from holdfast.service.sessions.context import SessionContext
@@ -30,7 +28,7 @@ from holdfast.service.sessions.handles import UNREAD_COMMANDS, SessionHandle
 from holdfast.service.sessions.input_judge import InputCall, InputJudge, Judgement, interrupts
 from holdfast.service.sessions.ports import MetricEvent, body_of, first_row
 from holdfast.service.sessions.rulebook import Rulebook
-from holdfast.service.types import Approval, AuditEntry, Caller, SessionRecord
+from holdfast.service.types import Approval, AuditEntry, AuditRow, Caller, SessionRecord
 
 _SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGKILL")
 #: How long the next command of a shell waits for the follower to read the oldest unread command: longer than the
@@ -103,7 +101,7 @@ class InputHandler:
             rows = await self._store.append(self._entries(call, status, judged))
             handle.last_row, handle.line = rows[-1].seq, judged.line
             if data:
-                await self._notify_follower(call, status, rows[0].seq, _line_ends(data))
+                await self._notify_follower(call, status, rows[0], _line_ends(data))
         if guarded and data and interrupts(b"", controls):
             await handle.backend.send(command_id, data, (), new_line=status.drops_a_byte)
             if not await handle.backend.line_begun(self._settings.interrupt_seconds):
@@ -154,16 +152,23 @@ class InputHandler:
         limit = self._settings.audit_input_bytes
         return {"text": text[:limit], "bytes": len(data), "cut": len(text) > limit}
 
-    async def _notify_follower(self, call: InputCall, status: BackendStatus, row: int, lines: int) -> None:
+    async def _notify_follower(
+        self, call: InputCall, status: BackendStatus | None, row: AuditRow, lines: int, *, runs: bool = False
+    ) -> None:
         """Give the follower an input that can start a command. In a shell, wait for the follower to read the oldest
         command: a shell keeps the output of its last four commands only."""
         follower, recent = self._leases.follower(call.record.session_id), call.handle.recent
         if follower is not None:
-            follower.typed(call.command_id, status.position, lines)
+            # A run without a status names itself in the event of its command.
+            if status is not None:
+                follower.typed(call.command_id, status.position, lines)
+            follower.wrote(row, runs=runs)
         if call.record.kind == "shell":
-            if follower is not None and status.state == "IDLE" and len(recent) == UNREAD_COMMANDS:
-                await follower.caught_up(recent[0], _FOLLOW_SECONDS)
-            recent.append(row)
+            if follower is not None and len(recent) == UNREAD_COMMANDS and not follower.has_read(recent[0]):
+                status = status or await call.handle.backend.status()
+                if status.state == "IDLE":
+                    await follower.caught_up(recent[0], _FOLLOW_SECONDS)
+            recent.append(row.seq)
 
     def _touch(self, record: SessionRecord) -> None:
         follower = self._leases.follower(record.session_id)
@@ -201,15 +206,38 @@ class InputHandler:
     # --- RunCommand ----------------------------------------------------------------------------------------------
 
     async def run(self, call: InputCall, request: RunRequest) -> RunResult:
+        record = call.record
+        command_id, command = _command_id(record, request.request_id), command_text(request.command.encode())
+        call = call._replace(command_id=command_id, data=command.encode())
+        outcome: CommandOutcome | None = None
+        try:
+            outcome, approval_id = await self._run(call, request, command)
+        finally:
+            if (follower := self._leases.follower(record.session_id)) is not None:
+                follower.ran(command_id, outcome)
+        self._touch(record)
+        return RunResult(
+            command_id=command_id,
+            exit_code=outcome.exit_code,
+            stdout=outcome.stdout,
+            stderr=outcome.stderr,
+            duration=outcome.duration,
+            state=outcome.state,
+            timed_out=outcome.timed_out,
+            truncated=outcome.truncated,
+            cwd=outcome.cwd,
+            approval_id=approval_id,
+        )
+
+    async def _run(self, call: InputCall, request: RunRequest, command: str) -> tuple[CommandOutcome, str]:
+        """Run a command to its end; return its outcome, and the id of its approval if it needed one."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         timeout = request.timeout or self._settings.command_seconds
-        record, handle = call.record, call.handle
-        command_id, command = _command_id(record, request.request_id), command_text(request.command.encode())
-        call = call._replace(command_id=command_id, data=command.encode())
-        status = await handle.backend.status(input_wait=False)
+        record, handle, command_id = call.record, call.handle, call.command_id
+        status = await self._status_for_run(call)
         approval_id = ""
-        judged = self._judge.strictest(record, status.cwd, (command,))
+        judged = self._judge.strictest(record, "" if status is None else status.cwd, (command,))
         if judged.verdict == "deny":
             await self._deny(call, command, judged)
         if request.request_id and await self._is_written(record, command_id):
@@ -230,18 +258,30 @@ class InputHandler:
             ran = await handle.backend.run(command_id, command, left, max_bytes)
         # A command that timed out may not have been typed: it may have waited for a prompt.
         handle.line = _lost(handle.line) if ran.timed_out else LineBuffer()
-        self._touch(record)
-        return RunResult(command_id=command_id, approval_id=approval_id, **msgspec.structs.asdict(ran))
+        return ran, approval_id
 
-    async def _write_command(self, call: InputCall, status: BackendStatus, judged: Judgement) -> None:
-        handle = call.handle
-        where = {"position": status.position, "lines": 1, "open": handle.line != LineBuffer()}
+    async def _status_for_run(self, call: InputCall) -> BackendStatus | None:
+        """Return the status of the session; None if neither the rules nor the row of the command needs it."""
+        guarded = self._rules.is_guarded(call.record)
+        if not guarded and await call.handle.backend.names_runs():
+            return None
+        return await call.handle.backend.status(input_wait=False)
+
+    async def _write_command(
+        self, call: InputCall, status: BackendStatus | None, judged: Judgement, *, runs: bool = True
+    ) -> None:
+        """Write the row of a command; `runs` if `run` runs the command, else it is typed as input."""
+        handle, follower = call.handle, self._leases.follower(call.record.session_id)
+        # Without a status: the position up to which the follower has read is not after that of the command.
+        read_to = 0 if follower is None else follower.read_to
+        position = read_to if status is None else status.position
+        where = {"position": position, "lines": 1, "open": handle.line != LineBuffer()}
         by = call.caller.agent_id
         entry = self._entry(call, "command", **self._shown(call.data), by=by, **where, **_rule(judged))
         async with handle.lock:
             rows = await self._store.append([entry])
             handle.last_row = rows[-1].seq
-            await self._notify_follower(call, status, rows[0].seq, _line_ends(call.data) + 1)
+            await self._notify_follower(call, status, rows[0], _line_ends(call.data) + 1, runs=runs)
 
     # --- approved input ------------------------------------------------------------------------------------------
 
@@ -252,7 +292,8 @@ class InputHandler:
             caller = Caller(approval.answered_by)
             call = InputCall(caller, record, handle, approval.data, command_id=approval.command_id)
             judged = Judgement("allow", (command,), reason=f"approval {approval.approval_id}")
-            await self._write_command(call, await handle.backend.status(input_wait=False), judged)
+            status = await handle.backend.status(input_wait=False)
+            await self._write_command(call, status, judged, runs=False)
         with _typing(handle):
             # Without the lock: the program in the foreground may need input before it ends.
             await handle.backend.type_command(approval.command_id, command)

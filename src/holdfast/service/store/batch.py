@@ -109,11 +109,13 @@ class Batch:
     # --- admission --------------------------------------------------------------------------------------------
 
     async def _lock_sessions(self, connection: StoreConnection) -> dict[str, dict[str, Any]]:
-        names = {work.session_id for work in self._works if isinstance(work, Change)}
-        names |= {work.fence.session_id for work in self._works if isinstance(work, Append) and work.fence}
-        if not names:
+        changing = {work.session_id for work in self._works if isinstance(work, Change)}
+        fenced = {work.fence.session_id for work in self._works if isinstance(work, Append) and work.fence}
+        if not (names := changing | fenced):
             return {}
-        found = (await connection.execute(_LOCK_SESSIONS, {"names": list(names)})).mappings()
+        # A change returns the whole session; a fence needs the lease.
+        lock = _LOCK_SESSIONS if changing else _LOCK_LEASES
+        found = (await connection.execute(lock, {"names": list(names)})).mappings()
         return {row["session_id"]: dict(row) for row in found}
 
     def _admit(
@@ -135,7 +137,9 @@ class Batch:
                     continue
                 if session["audited_token"] >= work.fence.token:
                     continue
-                session["audited_token"] = changed[work.fence.session_id]["audited_token"] = work.fence.token
+                columns = {"audited_token": work.fence.token, **columns_of(work.fence.metadata)}
+                session.update(columns)
+                changed[work.fence.session_id].update(columns)
             for entry in work.entries:
                 entries[entry.session_id].append((number, entry))
         return entries, changed
@@ -233,13 +237,17 @@ async def append_to_own(
 
 #: Built once: building one of these statements costs as much as running it.
 _ADD_ROWS: Final = insert(ROWS).execution_options(**FREQUENT)
-_LOCK_SESSIONS, _LOCK_STREAMS = (
-    select(table)
-    .where(table.c.session_id.in_(bindparam("names", expanding=True)))
-    .order_by(table.c.session_id)
+_LOCK_SESSIONS, _LOCK_LEASES, _LOCK_STREAMS = (
+    select(*columns)
+    .where(columns["session_id"].in_(bindparam("names", expanding=True)))
+    .order_by(columns["session_id"])
     .with_for_update()
     .execution_options(**FREQUENT)
-    for table in (SESSIONS, STREAMS)
+    for columns in (
+        SESSIONS.c,
+        SESSIONS.c["session_id", "lease_owner", "lease_epoch", "audited_token"],
+        STREAMS.c,
+    )
 )
 _MOVE_HEAD: Final = (
     update(STREAMS)

@@ -76,13 +76,15 @@ class OwnedSandbox(ServiceStruct, frozen=True):
 class Fence(ServiceStruct, frozen=True):
     """Condition of an append: the session's lease is unchanged, and `audited_token` is below `token`.
 
-    The append moves `audited_token` to `token`, so the same append again changes nothing.
+    The append moves `audited_token` to `token`, so the same append again changes nothing. It also sets the fields
+    in `metadata` of the session.
     """
 
     session_id: str
     replica: str
     epoch: int
     token: int
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class RowNotice(NamedTuple):

@@ -52,6 +52,13 @@ class BackendStatus(ServiceStruct, frozen=True):
         return self.interrupted and self.state == "IDLE"
 
 
+class LoggedOutput(ServiceStruct, frozen=True):
+    """The beginning of a command's output in the order of its chunks, and the size of the output."""
+
+    excerpt: bytes
+    size: int
+
+
 class CommandOutcome(ServiceStruct, frozen=True):
     """Output and exit code of a command that was run to its end."""
 
@@ -63,6 +70,8 @@ class CommandOutcome(ServiceStruct, frozen=True):
     cwd: str = ""
     timed_out: bool = False
     truncated: bool = False
+    #: The output of a shell's command for the audit log; None if it is to be read from the command's record.
+    logged: LoggedOutput | None = None
 
 
 class SessionBackend(ABC):
@@ -106,6 +115,10 @@ class SessionBackend(ABC):
     async def input_awaited(self, timeout: float) -> BackendStatus:
         """Wait until the shell or a program waits for input; return the status then, or after the timeout."""
         return await self.status()
+
+    async def names_runs(self) -> bool:
+        """Return whether the record of a command in the sandbox has the id under which `run` ran the command."""
+        return True
 
     @abstractmethod
     async def type_command(self, command_id: str, command: str) -> None:

@@ -26,13 +26,23 @@ from holdfast.service.sessions.backend.output import OutputSlice, command_chunks
 from holdfast.service.sessions.backend.session_backend import (
     BackendStatus,
     CommandOutcome,
+    LoggedOutput,
     SessionBackend,
     traced,
 )
 from holdfast.service.sessions.following.command_log import CommandLog
 from holdfast.service.settings import ServiceSettings
 from holdfast.service.types import CloseMode, SessionRecord, State
-from holdfast.types import CommandEnded, CommandSpec, EnvPolicy, ShellSpec, ShellStatus
+from holdfast.types import (
+    CommandEnded,
+    CommandSpec,
+    EnvPolicy,
+    OutputChunk,
+    OutputGap,
+    ShellSpec,
+    ShellStatus,
+    Stream,
+)
 
 _STATES: Final[dict[str, State]] = {"idle": "IDLE", "running": "BUSY", "closed": "CLOSED"}
 
@@ -127,11 +137,11 @@ class ShellBackend(SessionBackend):
 
     @traced("run")
     async def run(self, command_id: str, command: str, timeout: float, max_bytes: int) -> CommandOutcome:
+        logged = _LoggedOutput(self._settings.audit_excerpt_bytes)
         async with self._pool.use(self._record.sandbox) as api:
-            await self._check_open(api)
             stream = api.run_in_shell(self.session_id, CommandSpec(command_id, command, timeout=timeout))
             try:
-                printed, ended = await _collect(stream, max_bytes)
+                printed, ended = await _collect(stream, max_bytes, logged)
             finally:
                 # The disconnect of the caller interrupts the command.
                 await stream.aclose()
@@ -144,6 +154,7 @@ class ShellBackend(SessionBackend):
             cwd=ended.cwd,
             timed_out=ended.timed_out,
             truncated=printed.truncated,
+            logged=logged.value(),
         )
 
     async def _check_open(self, api: ExecApi) -> None:
@@ -253,10 +264,35 @@ def _backend_status(status: ShellStatus) -> BackendStatus:
     )
 
 
-async def _collect(stream: CommandStream, max_bytes: int) -> tuple[StreamTails, CommandEnded]:
+class _LoggedOutput:
+    """Collects the beginning and the size of a command's output."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._excerpt = bytearray()
+        self._size = 0
+        self._streams: set[Stream] = set()
+
+    def take(self, event: OutputChunk | OutputGap) -> None:
+        if isinstance(event, OutputGap):
+            self._size += event.length
+        else:
+            self._streams.add(event.stream)
+            self._size += len(event.data)
+            self._excerpt += event.data[: max(0, self._limit - len(self._excerpt))]
+
+    def value(self) -> LoggedOutput | None:
+        """Return the output; None for output of both streams, whose order a reply with the output does not have."""
+        return LoggedOutput(bytes(self._excerpt), self._size) if len(self._streams) < 2 else None
+
+
+async def _collect(
+    stream: CommandStream, max_bytes: int, logged: _LoggedOutput
+) -> tuple[StreamTails, CommandEnded]:
     printed = StreamTails(max_bytes)
     async for event in stream:
         if isinstance(event, CommandEnded):
             return printed, event
         printed.take(event)
+        logged.take(event)
     raise Bug("the events of a command ended without its exit", reason="INTERNAL")

@@ -11,11 +11,12 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import InvalidParams, TerminalClosed, UnknownTerminal
+from holdfast.errors import HoldfastError, InvalidParams, TerminalClosed, UnknownTerminal
 from holdfast.exec_api import ExecApi
 from holdfast.service.api import Chunk, Control, OutputRead, PromptInfo
 from holdfast.service.positions import Position, read_token, write_token
 from holdfast.service.problems import BadToken, NotNow, TooLate
+from holdfast.service.sessions.backend.connections import problem_of
 from holdfast.service.sessions.backend.enforcement import EnforcementPlan
 from holdfast.service.sessions.backend.output import OutputSlice, terminal_chunks
 from holdfast.service.sessions.backend.session_backend import (
@@ -151,13 +152,19 @@ class TerminalBackend(SessionBackend):
             begin = _NEW_LINE if status.interrupted else _CLEAR_LINE
             await self._in_time(api.write(self.session_id, begin + text + b"\r", write_id=command_id))
 
+    async def names_runs(self) -> bool:
+        try:
+            return "run_ids" in (await self._pool.info(self._record.sandbox)).features
+        except HoldfastError as error:
+            raise problem_of(error, self._record.sandbox) from error
+
     @traced("run")
     async def run(self, command_id: str, command: str, timeout: float, max_bytes: int) -> CommandOutcome:
         async with self._pool.use(self._record.sandbox) as api:
             ended = await api.run_in_terminal(
                 self.session_id, command, timeout=timeout, max_bytes=max_bytes, run_id=command_id
             )
-            cwd = (await api.describe_terminal(self.session_id, look=False)).cwd
+            cwd = ended.cwd or (await api.describe_terminal(self.session_id, look=False)).cwd
         return CommandOutcome(
             exit_code=ended.exit_code,
             stdout=ended.output,

@@ -98,11 +98,12 @@ class NoticeHub:
 
 
 class Watch:
-    """The notices since the last `clear`: the first new row of each session."""
+    """The notices since the last `clear`: the first and the last new row of each session."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self.first: dict[str, int] = {}
+        self.last: dict[str, int] = {}
         self.missed = False
 
     def notify(self, notice: RowNotice) -> None:
@@ -110,12 +111,17 @@ class Watch:
             self.missed = True
         else:
             self.first.setdefault(notice.session_id, notice.seq)
+            self.last[notice.session_id] = notice.seq
         self._event.set()
 
     def clear(self) -> None:
         self._event.clear()
-        self.first = {}
+        self.first, self.last = {}, {}
         self.missed = False
+
+    def wake(self) -> None:
+        """End the wait without a notice."""
+        self._event.set()
 
     async def wait(self) -> None:
         await self._event.wait()

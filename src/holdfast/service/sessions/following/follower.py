@@ -16,6 +16,7 @@ from holdfast.errors import HoldfastError, SandboxGone
 from holdfast.service.clock import sleep
 from holdfast.service.problems import NotNow, Problem
 from holdfast.service.sessions.backend.connections import is_gone
+from holdfast.service.sessions.backend.session_backend import CommandOutcome
 from holdfast.service.sessions.context import SessionContext
 from holdfast.service.sessions.following.events import audit_entry, event_entry
 from holdfast.service.sessions.ports import MetricEvent, first_row
@@ -99,6 +100,16 @@ class SessionFollower:
     def typed(self, command_id: str, position: int, lines: int) -> None:
         """Note an input with line ends in it, which can start a command of a terminal."""
 
+    def wrote(self, row: AuditRow, *, runs: bool) -> None:
+        """Note a row of this replica that requests a command; with `runs`, `ran` follows."""
+
+    def ran(self, command_id: str, outcome: CommandOutcome | None) -> None:
+        """Note the end of a command that this replica ran; None if the call ended without the command's end."""
+
+    def has_read(self, number: int) -> bool:
+        """Return whether the end of this command of a shell was read."""
+        return True
+
     async def caught_up(self, number: int, seconds: float) -> None:
         """Wait until the end of this command of a shell was read, at most so long."""
 
@@ -147,31 +158,44 @@ class SessionFollower:
     async def flush(self) -> None:
         """Write the changes of the record to the database."""
         while self._dirty and not self.over.is_set():
-            self._dirty = False
             if self.read_to > self.record.audited_token:
                 # So that the next follower does not process the same events again.
                 await self.write([], self.read_to)
-            record = self.record
-            await self.context.store.update_session(
-                record.session_id,
-                last_activity_at=record.last_activity_at,
-                warned_at=record.warned_at,
-                commands_run=record.commands_run,
-            )
+            else:
+                self._dirty = False
+                await self.context.store.update_session(self.record.session_id, **self._metadata())
 
     def entry(self, kind: str, command_id: str = "", at: float | None = None, **body: Any) -> AuditEntry:
         when = self.context.clock.time() if at is None else at
         return audit_entry(self.record, when, kind, command_id, **body)
 
     async def write(self, entries: Sequence[AuditEntry], position: int) -> None:
-        """Append rows under the lease, and move the position."""
-        fence = Fence(self.record.session_id, self.lease.replica, self.lease.epoch, position)
+        """Append rows under the lease, move the position, and write the changes of the record with them."""
+        metadata = self._metadata() if self._dirty else {}
+        fence = Fence(self.record.session_id, self.lease.replica, self.lease.epoch, position, metadata)
+        self._dirty = False
+        rows: list[AuditRow] = []
         try:
-            await self.context.store.append(entries, fence=fence)
+            rows = await self.context.store.append(entries, fence=fence)
         except NotNow as problem:
             raise LeaseLost(self.record.session_id) from problem
+        finally:
+            # Rows that were appended before are not appended again, nor the changes with them.
+            self._dirty = self._dirty or (bool(metadata) and len(rows) < len(entries))
+        self.appended(rows)
         position = max(position, self.record.audited_token)
         self.record = msgspec.structs.replace(self.record, audited_token=position)
+
+    def appended(self, rows: Sequence[AuditRow]) -> None:
+        """Note rows that this follower has appended."""
+
+    def _metadata(self) -> dict[str, Any]:
+        record = self.record
+        return {
+            "last_activity_at": record.last_activity_at,
+            "warned_at": record.warned_at,
+            "commands_run": record.commands_run,
+        }
 
     async def last_row(self, *kinds: str) -> AuditRow | None:
         session_id = self.record.session_id

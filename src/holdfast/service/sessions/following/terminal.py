@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections import deque
 from collections.abc import Sequence
@@ -48,6 +47,12 @@ class TypeAhead:
     def add(self, typed: TypedInput) -> None:
         if typed.command_id not in {each.command_id for each in self._typed}:
             self._typed.append(typed)
+
+    def discard(self, command_id: str) -> None:
+        """Remove the input of a command that was run under its id."""
+        if command_id and any(each.command_id == command_id for each in self._typed):
+            left = [each for each in self._typed if each.command_id != command_id]
+            self._typed = deque(left, maxlen=_MOST_INPUTS)
 
     def take(self, position: int, prompt: int) -> str:
         """Return the id of the input of a command at this position; `prompt` is the position of the last prompt.
@@ -100,14 +105,14 @@ class TerminalFollower(SessionFollower):
         async with context.pool.hold(self.record.sandbox) as api:
             await self._load_status(api)
             while True:
+                # Events within a moment are read and written together.
                 found = await api.read_terminal(
-                    session_id, since=token, max_bytes=settings.follow_bytes, wait=settings.follow_seconds
+                    session_id,
+                    since=token,
+                    max_bytes=settings.follow_bytes,
+                    wait=settings.follow_seconds,
+                    gather=settings.gather_seconds,
                 )
-                if 0 < found.token - token < settings.follow_bytes and not found.closed:
-                    # Events within a moment are read and written together. Not while there is more output than one
-                    # read returns: the terminal keeps a bounded amount.
-                    await asyncio.sleep(settings.gather_seconds)
-                    found = await api.read_terminal(session_id, since=token, max_bytes=settings.follow_bytes)
                 entries = await self._take(found.events, audited)
                 token = found.token
                 if entries:
@@ -159,7 +164,8 @@ class TerminalFollower(SessionFollower):
                 self._prompt = event.token
                 self.became(busy=False)
             elif event.type == "command":
-                command_id = self._last_id = await self._command_id(event.token)
+                command_id = self._last_id = event.run_id or await self._command_id(event.token)
+                self._type_ahead.discard(event.run_id)
                 self._running = _Running(command_id, position, event.timestamp)
                 self._excerpt.clear()
                 self._printed = 0

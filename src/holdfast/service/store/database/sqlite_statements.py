@@ -1,21 +1,28 @@
 """Statements of every append, run directly by SQLite's driver: SQLAlchemy compiles their text, once.
 
-Running a statement costs SQLAlchemy some 80 µs, of which SQLite takes a few, and an append has four. On PostgreSQL
-the round trip costs more than that, so these statements run there as any other.
+Running a statement costs SQLAlchemy some 80 µs, of which SQLite takes a few, and an append has four. The driver
+releases the interpreter's lock for each row that SQLite writes or returns, and the thread gets the lock back only
+when the event loop waits: with hundreds of rows in a transaction, these waits are longer than the transaction. So
+one statement writes many rows, and rows are returned as one value. On PostgreSQL the round trip costs more than
+that, so these statements run there as any other.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Dialect, Executable
+import msgspec
+from sqlalchemy import Dialect, Executable, Float
 from sqlalchemy.exc import DBAPIError
 
 #: Marks such a statement: `statement.execution_options(**FREQUENT)`. It is built once; its search values, if any,
 #: are a list `names`.
 FREQUENT: Final = {"holdfast_frequent": True}
+#: Rows of one statement, the largest first. A text is compiled for each of these numbers and no other, so that the
+#: driver keeps the compiled statements; the largest has less than 999 values, a limit of older versions of SQLite.
+_ROWS: Final = (32, 8, 1)
 
 
 class _Text(NamedTuple):
@@ -24,6 +31,8 @@ class _Text(NamedTuple):
     names: tuple[str, ...]
     #: Converters from the driver's values to the column's, where they differ.
     columns: tuple[tuple[str, Callable[[Any], Any] | None], ...]
+    #: Whether all rows are returned as one JSON text. Not with floats: their text form may not be exact.
+    as_json: bool = False
 
 
 class StatementResult:
@@ -42,21 +51,19 @@ class FrequentStatements:
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._texts: dict[Executable, _Text] = {}
+        self._for_rows: dict[tuple[str, int], str] = {}
 
     def run(self, driver: sqlite3.Connection, statement: Executable, parameters: Any) -> StatementResult:
         """Run the statement for each of the parameters, or for each of the names that they list."""
         text = self._texts.get(statement) or self._write(statement)
         many = [parameters] if isinstance(parameters, Mapping) else parameters
-        values: Iterable[Sequence[Any]] = (
-            [[name] for name in many[0]["names"]]
-            if "names" in many[0]
-            else ([each[name] for name in text.names] for each in many)
-        )
         try:
-            if not text.columns:
-                driver.executemany(text.sql, values)
-                return StatementResult([])
-            return StatementResult([_row(text, row) for each in values for row in driver.execute(text.sql, each)])
+            if text.columns:
+                return StatementResult([_row(text, row) for row in _found(driver, text, many[0]["names"])])
+            for rows in _pieces(many):
+                sql = self._for_rows.get((text.sql, len(rows))) or self._repeated(text.sql, len(rows))
+                driver.execute(sql, [each[name] for each in rows for name in text.names])
+            return StatementResult([])
         except sqlite3.Error as error:
             raise as_sqlalchemy(error, text.sql) from error
 
@@ -65,12 +72,49 @@ class FrequentStatements:
         if "names" in one.compile(dialect=self._dialect).params:
             one = one.params(names=[""])
         compiled = one.compile(dialect=self._dialect, compile_kwargs={"render_postcompile": True})
-        columns = tuple(
-            (column.name, column.type.result_processor(self._dialect, None))
-            for column in (one.selected_columns if one.is_select else ())
-        )
-        text = self._texts[statement] = _Text(str(compiled), tuple(compiled.positiontup), columns)
+        selected = one.selected_columns if one.is_select else ()
+        columns = tuple((each.name, each.type.result_processor(self._dialect, None)) for each in selected)
+        sql, as_json = str(compiled), not any(isinstance(each.type, Float) for each in selected)
+        if columns and as_json:
+            sql = sql.replace("IN (?)", "IN (SELECT value FROM json_each(?))")
+            names = ", ".join(name for name, _ in columns)
+            sql = f"SELECT json_group_array(json_array({names})) FROM ({sql})"
+        text = self._texts[statement] = _Text(sql, tuple(compiled.positiontup), columns, as_json)
         return text
+
+    def _repeated(self, sql: str, count: int) -> str:
+        """Return the text of an insert or update for so many rows."""
+        width = sql.count("?")
+        row = f"({', '.join('?' * width)})"
+        rows = ", ".join([row] * count)
+        if count == 1:
+            text = sql
+        elif sql.startswith("INSERT"):
+            text = sql.replace(row, rows)
+        else:
+            first, *rest = sql.split("?")
+            numbered = first + "".join(f"new.column{number}{part}" for number, part in enumerate(rest, 1))
+            change, _, which = numbered.rpartition(" WHERE ")
+            text = f"{change} FROM (VALUES {rows}) AS new WHERE {which}"
+        self._for_rows[sql, count] = text
+        return text
+
+
+def _found(driver: sqlite3.Connection, text: _Text, names: Sequence[str]) -> Iterator[Sequence[Any]]:
+    if text.as_json:
+        ((found,),) = driver.execute(text.sql, [msgspec.json.encode(names).decode()])
+        yield from msgspec.json.decode(found)
+    else:
+        for name in names:
+            yield from driver.execute(text.sql, [name])
+
+
+def _pieces(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    done = 0
+    for size in _ROWS:
+        while len(rows) - done >= size:
+            yield rows[done : done + size]
+            done += size
 
 
 def _row(text: _Text, row: Sequence[Any]) -> dict[str, Any]:

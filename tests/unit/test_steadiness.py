@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.growth import Growth, Sample, measure, table, write_csv, write_svg
+from bench.steadiness import Growth, Sample, measure, table, write_csv, write_svg
 
 LIFE_SECONDS = 300
 
