@@ -9,7 +9,7 @@ import pytest
 
 import holdfast
 from holdfast import CommandSandbox
-from holdfast.client import sandbox
+from holdfast.client import opening
 from holdfast.client.opening import open_exec
 from holdfast.client.sandbox import Sandbox
 from holdfast.config import ExecServerConfig
@@ -221,11 +221,11 @@ async def test_defaults_are_options_of_kinds_that_have_them(
 ) -> None:
     opened: list[dict[str, object]] = []
 
-    async def opening(address: object, **options: object) -> ExecApi:
+    async def open_fake(address: object, **options: object) -> ExecApi:
         opened.append({name: value for name, value in options.items() if name in ("user", "cwd", "env")})
         return fake
 
-    monkeypatch.setattr(sandbox, "open_exec", opening)
+    monkeypatch.setattr(opening, "open_exec", open_fake)
     given = {"user": "app", "cwd": "/srv", "env": {"A": "1"}}
     for address in ("docker:a", "podman:a", "bwrap:/a", "ssh:a", "local"):
         async with holdfast.connect(address, **given) as box:  # type: ignore[arg-type]
