@@ -127,7 +127,9 @@ def measure(name: str, *, quick: bool = False) -> list[Row]:
             except Missing as missing:
                 sys.stderr.write(f"{name}: {missing}\n")
                 return []
-            engine.image(debian_root(Path(stack.enter_context(tempfile.TemporaryDirectory()))), IMAGE)
+            # zlib is for the programs that Inspect's provider installs.
+            root = debian_root(Path(stack.enter_context(tempfile.TemporaryDirectory())), "zlib1g")
+            engine.image(root, IMAGE)
         samples = _samples(python, contest.program, name, *(["--quick"] if quick else []))
     return [_row(name, each, samples[each.name]) for each in contest.rows if each.name in samples]
 

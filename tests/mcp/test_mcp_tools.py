@@ -12,6 +12,8 @@ from mcp.client.client import ConnectMode
 from mcp_types import ElicitResult
 
 from holdfast.client.tools.tool_formats import definitions
+from holdfast.client.tools.unified_exec import ToolOutput
+from holdfast.integrations.mcp.exec_tools import _output
 
 from .connections import call, failed, in_process
 
@@ -56,6 +58,11 @@ async def test_a_command_runs_with_and_without_the_profile(tmp_path: Path) -> No
         assert (await call(client, "exec_command", cmd=shown, login=False))["output"] == "plain\n"
 
 
+def test_a_kill_for_memory_is_in_the_result() -> None:
+    ended = ToolOutput(None, 137, "", b"", 0, 0.5, oom=True)
+    assert _output(ended, "p").oom is True
+
+
 async def test_a_process_by_its_id(tmp_path: Path) -> None:
     async with in_process(tmp_path) as client:
         began = await call(client, "exec_command", cmd="echo ready; exec sleep 600", yield_time_ms=250)
@@ -72,7 +79,7 @@ async def test_a_process_by_its_id(tmp_path: Path) -> None:
         assert (await call(client, "wait_process", process_id=id, timeout_seconds=0))["running"] is True
         assert await call(client, "kill_process", process_id=id, force=True) == {"was_running": True}
         end = await call(client, "wait_process", process_id=id)
-        assert end == {"running": False, "exit_code": 137, "signal": "SIGKILL"}
+        assert end == {"running": False, "exit_code": 137, "signal": "SIGKILL", "oom": False}
         assert "no process has the id" in await failed(client, "kill_process", process_id="absent")
 
 

@@ -47,6 +47,11 @@ SHOWN_CHARACTERS: Final = 200
 _END_AFTER_KILL_SECONDS: Final = 5.0
 
 
+def oom_note(oom: bool) -> str:
+    """The end of the output of a command that the kernel killed for memory, for results that have only text."""
+    return "\nKilled: out of memory\n" if oom else ""
+
+
 class ExecResult(Struct, frozen=True):
     """The result of a command: its exit code and the most recent 10 MiB of each stream."""
 

@@ -27,6 +27,7 @@ from deepagents.backends.sandbox import BaseSandbox
 
 import holdfast
 from holdfast import sync
+from holdfast.client.command import oom_note
 from holdfast.client.loops import await_in, run_in
 from holdfast.errors import (
     EXIT_TIMED_OUT,
@@ -100,9 +101,8 @@ class Backend(BaseSandbox):
             )
         except holdfast.TimeoutError as error:
             return ExecuteResponse(output=f"{error.stdout}\n{error}", exit_code=EXIT_TIMED_OUT)
-        return ExecuteResponse(
-            output=result.stdout + result.stderr, exit_code=result.exit_code, truncated=result.truncated
-        )
+        output = result.stdout + result.stderr + oom_note(result.oom)
+        return ExecuteResponse(output=output, exit_code=result.exit_code, truncated=result.truncated)
 
     # --- files ---------------------------------------------------------------------------------------------------
 

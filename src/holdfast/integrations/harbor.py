@@ -20,6 +20,7 @@ from harbor.models.task.config import NetworkMode
 from harbor.models.trial.config import ResourceMode
 
 import holdfast
+from holdfast.client.command import oom_note
 from holdfast.errors import InvalidParams
 from holdfast.fleet.fleet import FleetSandbox
 
@@ -190,7 +191,8 @@ class Environment(BaseEnvironment):
                     case holdfast.StderrChunk(data=text) if emit is not None:
                         await emit(text, "stderr")
                     case holdfast.Completed() as end:
-                        return ExecResult(stdout=end.stdout, stderr=end.stderr, return_code=end.exit_code)
+                        stderr = end.stderr + oom_note(end.oom)
+                        return ExecResult(stdout=end.stdout, stderr=stderr, return_code=end.exit_code)
         except holdfast.TimeoutError as error:
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds") from error
         raise RuntimeError(f"{command}: terminated")

@@ -42,6 +42,7 @@ from agents.sandbox.types import ExecResult, ExposedPortEndpoint, User
 from agents.sandbox.util.tar_utils import UnsafeTarMemberError, validate_tarfile
 
 import holdfast
+from holdfast.client.command import oom_note
 from holdfast.client.tools.unified_exec import TRANSCRIPT_BYTES
 from holdfast.errors import (
     FileNotFound,
@@ -152,7 +153,8 @@ class Session(BaseSandboxSession):
             raise ExecTimeoutError(command=argv, timeout_s=timeout, cause=error) from error
         except HoldfastError as error:
             raise ExecTransportError(command=argv, cause=error) from error
-        return ExecResult(stdout=result.stdout_bytes, stderr=result.stderr_bytes, exit_code=result.exit_code)
+        stderr = result.stderr_bytes + oom_note(result.oom).encode()
+        return ExecResult(stdout=result.stdout_bytes, stderr=stderr, exit_code=result.exit_code)
 
     # --- terminals -----------------------------------------------------------------------------------------------
 
@@ -300,6 +302,7 @@ def _name(user: str | User | None) -> str | None:
 
 def _update(output: holdfast.ToolOutput, max_tokens: int | None) -> PtyExecUpdate:
     text, tokens = truncate_text_by_tokens(output.output, max_tokens)
+    text += oom_note(output.oom)
     return PtyExecUpdate(
         process_id=output.session_id,
         output=text.encode(errors="replace"),

@@ -24,7 +24,7 @@ from pydantic_ai.workspaces import (
 )
 
 import holdfast
-from holdfast.client.command import OUTPUT_LIMIT_BYTES
+from holdfast.client.command import OUTPUT_LIMIT_BYTES, oom_note
 from holdfast.errors import ConnectionLost, InvalidParams, SandboxGone, ShuttingDown
 from holdfast.fleet.engine import Engine
 from holdfast.fleet.fleet import FleetSandbox
@@ -143,7 +143,8 @@ class Workspace:
                 stdout=result.stdout,
                 stderr=result.stderr,
             )
-        return CommandResult(exit_code=result.exit_code, stdout=result.stdout, stderr=result.stderr)
+        stderr = result.stderr + oom_note(result.oom)
+        return CommandResult(exit_code=result.exit_code, stdout=result.stdout, stderr=stderr)
 
     # --- files ---------------------------------------------------------------------------------------------------
 

@@ -117,6 +117,15 @@ def test_a_command_that_times_out(box: holdfast.sync.Sandbox) -> None:
     assert (result.exit_code, result.output.partition("\n")[0]) == (124, "begun")
 
 
+def test_a_kill_for_memory_is_in_the_output() -> None:
+    with holdfast.sync.create("bwrap", memory="128M") as box:
+        hog = "held = [bytearray(b'x' * (8 << 20)) for _ in range(64)]"
+        result = Backend(box).execute(f'exec python3 -c "{hog}"')
+
+    assert result.exit_code == 137
+    assert result.output.endswith("Killed: out of memory\n")
+
+
 def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     model = scripted(("execute", {"command": "uname -s"}))
     monkeypatch.setattr("langchain.chat_models.init_chat_model", lambda *_, **__: model)

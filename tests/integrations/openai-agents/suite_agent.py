@@ -147,6 +147,21 @@ async def test_output_of_a_terminal_is_cut_to_tokens(session: SandboxSession) ->
     assert len(update.output) < 1_000
 
 
+async def test_a_kill_for_memory_is_in_the_result() -> None:
+    client = Client("bwrap", memory="128M")
+    session = await client.create()
+    try:
+        await session.start()
+        hog = "exec python3 -c \"held = [bytearray(b'x' * (8 << 20)) for _ in range(64)]\""
+        result = await session.exec(hog, shell=["sh", "-c"])
+        assert result.exit_code == 137
+        assert result.stderr.endswith(b"Killed: out of memory\n")
+        update = await session.pty_exec_start(hog, shell=["sh", "-c"], yield_time_s=30)
+        assert update.output.endswith(b"Killed: out of memory\n")
+    finally:
+        await client.delete(session)
+
+
 async def test_ports(session: SandboxSession) -> None:
     await session.write(Path("index.html"), io.BytesIO(b"from the sandbox"))
     await session.pty_exec_start("python3 -m http.server --bind 127.0.0.1 8000", yield_time_s=0.25)

@@ -75,6 +75,14 @@ async def test_output_over_the_limit_is_an_error() -> None:
             await Workspace(box).run("head -c 11000000 /dev/zero", shell=True)
 
 
+async def test_a_kill_for_memory_is_in_the_result() -> None:
+    async with holdfast.create("bwrap", memory="128M") as box:
+        hog = "held = [bytearray(b'x' * (8 << 20)) for _ in range(64)]"
+        result = await Workspace(box).run(["python3", "-c", hog])
+    assert result.exit_code == 137
+    assert result.stderr.endswith("Killed: out of memory\n")
+
+
 async def test_the_caller_owns_a_sandbox_that_is_given() -> None:
     async with holdfast.create("bwrap") as box:
         with pytest.raises(InvalidParams, match="the caller owns"):

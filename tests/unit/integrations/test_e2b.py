@@ -20,6 +20,7 @@ from holdfast.integrations.e2b.control.requests import NewSandbox, effective_net
 from holdfast.integrations.e2b.control.templates import load_templates, parse_templates
 from holdfast.integrations.e2b.envd import connect_protocol as connect
 from holdfast.integrations.e2b.envd.files import _bounded, _unzipped
+from holdfast.integrations.e2b.envd.processes import _ended
 from holdfast.integrations.e2b.open_sandbox import deadline_of, process_id, tag_of
 from holdfast.integrations.e2b.ports.api import Ports
 from holdfast.integrations.e2b.problems import Problem, problem_of
@@ -27,6 +28,7 @@ from holdfast.integrations.e2b.server import serving
 from holdfast.integrations.e2b.settings import KEY_VARIABLE, E2BSettings, Keyring, load_key
 from holdfast.service.fronts.previews.proxy import passed_headers
 from holdfast.service.problems import Invalid
+from holdfast.types import ExitStatus
 
 
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:
@@ -222,6 +224,14 @@ async def test_an_upload_is_bounded_after_its_decompression() -> None:
         await read_all(_unzipped(pieces(bomb[:100])))
     with pytest.raises(Problem, match="not gzip"):
         await read_all(_unzipped(pieces(b"plain")))
+
+
+def test_the_end_of_a_process_names_its_reason() -> None:
+    assert _ended(ExitStatus(0)) == {"exitCode": 0, "exited": True, "status": "exit status 0"}
+    assert _ended(ExitStatus(3))["error"] == "exit status 3"
+    assert _ended(ExitStatus(143, "SIGTERM"))["error"] == "signal: terminated"
+    assert _ended(ExitStatus(137, "SIGKILL", oom=True))["error"] == "signal: killed (out of memory)"
+    assert _ended(ExitStatus(137, oom=True))["error"] == "exit status 137 (out of memory)"
 
 
 def test_errors_have_the_status_by_which_the_sdks_choose_a_class() -> None:

@@ -31,6 +31,7 @@ from inspect_ai.util import (
 from inspect_ai.util._sandbox._cli import SANDBOX_CLI
 from pydantic import BaseModel
 
+from holdfast.client.command import oom_note
 from holdfast.errors import (
     EXIT_NOT_FOUND,
     CommandNotFound,
@@ -213,7 +214,7 @@ class HoldfastSandbox(SandboxEnvironment):
         if result.truncated or max(len(result.stdout_bytes), len(result.stderr_bytes)) > limit:
             shown = f"{result.stdout[-limit:]}{result.stderr[-limit:]}"
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, shown)
-        stderr = f"{result.stderr}\nKilled: out of memory\n" if result.oom else result.stderr
+        stderr = result.stderr + oom_note(result.oom)
         return ExecResult(result.success, result.exit_code, result.stdout, stderr)
 
     # --- files -------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import contextlib
 import json
 from typing import Any, Final
 
+from holdfast.client.command import oom_note
 from holdfast.client.exec_remote import (
     Completed,
     ExecRemoteEvent,
@@ -127,6 +128,7 @@ class _Job:
     def _add(self, event: ExecRemoteEvent) -> None:
         if isinstance(event, Completed):
             self._exit_code = event.exit_code
+            self._printed["stderr"].append(oom_note(event.oom))
         elif isinstance(event, StdoutChunk | StderrChunk):
             self._printed["stdout" if isinstance(event, StdoutChunk) else "stderr"].append(event.data)
             self._held += len(event.data)

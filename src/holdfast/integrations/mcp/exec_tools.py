@@ -189,8 +189,8 @@ def add_to(server: SandboxServer) -> None:
                 try:
                     status = await process.wait(timeout=timeout_seconds)
                 except TimeoutError:
-                    return ProcessEnd(running=True, exit_code=None, signal=None)
-            return ProcessEnd(running=False, exit_code=status.exit_code, signal=status.signal)
+                    return ProcessEnd(running=True, exit_code=None, signal=None, oom=False)
+            return ProcessEnd(running=False, exit_code=status.exit_code, signal=status.signal, oom=status.oom)
 
         return await server.call(wait())
 
@@ -243,6 +243,7 @@ def _output(output: ToolOutput, process_id: str) -> CommandOutput:
         exit_code=output.exit_code,
         output=output.output,
         omitted_bytes=output.omitted_bytes,
+        oom=output.oom,
         wall_time=round(output.wall_time, 3),
         process_id=process_id,
     )

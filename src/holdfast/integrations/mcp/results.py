@@ -20,6 +20,7 @@ class CommandOutput(BaseModel):
     exit_code: Annotated[int | None, Field(description="null while the command runs.")]
     output: str
     omitted_bytes: Annotated[int, Field(description="Bytes left out between the head and the tail of the output.")]
+    oom: Annotated[bool, Field(description="The kernel killed the command for memory.")]
     wall_time: Annotated[float, Field(description="Seconds that the call took.")]
     process_id: Annotated[str, Field(description="For the process tools, also after the end.")]
 
@@ -59,6 +60,7 @@ class ProcessEnd(BaseModel):
     running: bool
     exit_code: int | None
     signal: str | None
+    oom: Annotated[bool, Field(description="The kernel killed it for memory.")]
 
 
 class Killed(BaseModel):

@@ -139,9 +139,9 @@ def _ended(status: ExitStatus) -> dict[str, Any]:
     """The end of a process in the words of Go's `ProcessState`, as envd reports it."""
     if status.signal is not None:
         name = status.signal if status.signal.startswith("SIG") else f"SIG{status.signal}"
-        words = f"signal: {_SIGNAL_WORDS.get(name, name)}"
+        words = f"signal: {_SIGNAL_WORDS.get(name, name)}{' (out of memory)' if status.oom else ''}"
         return {"exitCode": -1, "exited": False, "status": words, "error": words}
-    words = f"exit status {status.exit_code}"
+    words = f"exit status {status.exit_code}{' (out of memory)' if status.oom else ''}"
     ended = {"exitCode": status.exit_code, "exited": True, "status": words}
     return ended if status.exit_code == 0 else {**ended, "error": words}
 
