@@ -27,9 +27,10 @@ def read_in_place(reader: FrameReader, stream: bytes, cuts: list[int]) -> list[b
                 got.append(bytes(message))
         else:
             count = min(step, len(stream) - position)
-            got += [
-                m.size if isinstance(m, Oversized) else m for m in reader.feed(stream[position : position + count])
-            ]
+            data = stream[position : position + count]
+            whole = reader.whole(data)
+            messages = reader.feed(data) if whole is None else (whole,)
+            got += [m.size if isinstance(m, Oversized) else m for m in messages]
         position += count
     return got
 
@@ -120,3 +121,17 @@ def test_wrote_takes_no_more_than_there_was_room_for() -> None:
     assert room is not None
     with pytest.raises(ValueError, match="room"):
         reader.wrote(len(room) + 1)
+
+
+@pytest.mark.parametrize("rest", [b"", b"\0", frame_length(b"second")])
+def test_whole_takes_exactly_one_message(rest: bytes) -> None:
+    reader = FrameReader(LIMIT)
+    assert reader.whole(b"first\n") is None  # lines are not whole messages before `use_lengths`
+    reader.use_lengths()
+    framed = frame_length(b"first")
+    assert reader.whole(framed + rest) == (None if rest else b"first")
+    assert reader.whole(framed[:-1]) is None
+    assert list(reader.feed(framed[:-1])) == []
+    # The next bytes belong to the message that is held.
+    assert reader.whole(frame_length(b"")) is None
+    assert reader.whole((LIMIT + 1).to_bytes(4, "big") + b"x" * (LIMIT + 1)) is None

@@ -16,7 +16,7 @@ import socket
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast.errors import (
     CommandNotFound,
@@ -168,17 +168,16 @@ def spawn(
         plan.close_from(3 if streams.scripted_input < 0 else SCRIPTED_INPUT_FD + 1)
         return plan.run(os.fsencode(command.path), argv, command.variables)
 
-    given = {name: fd for name, fd in streams._asdict().items() if name != "terminal" and fd >= 0}
+    numbers = (streams.stdin, streams.stdout, streams.stderr, streams.scripted_input)
+    given = sorted({*numbers} - {-1})
 
-    def run_with(fds: Sequence[int]) -> int:
-        copies: dict[str, Any] = dict(zip(given, fds, strict=True))
-        return run(streams._replace(**copies))
+    def run_with(copies: Sequence[int]) -> int:
+        stdin, stdout, stderr, scripted = (dict(zip(given, copies, strict=True)).get(fd, -1) for fd in numbers)
+        return run(StandardStreams(stdin, stdout, stderr, streams.terminal, scripted))
 
     try:
         with _soft_limits(soft_limits), oom_score.for_children():
-            if spawner is None:
-                return run(streams)
-            return spawner.call(list(given.values()), run_with)
+            return run(streams) if spawner is None else spawner.call(given, run_with)
     except OSError as error:
         raise explain(error.errno or 0, command) from None
 
