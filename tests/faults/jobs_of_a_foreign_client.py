@@ -14,7 +14,7 @@ from holdfast.types import ExitStatus, OutputChunk, OutputGap
 from tests.support.servers import Conversation, conversation
 
 from .checking import Following
-from .place import Place, started
+from .place import RECONNECT_SECONDS, Place, started
 
 
 async def foreign(place: Place) -> None:
@@ -61,7 +61,7 @@ class Foreign:
 
     @contextlib.asynccontextmanager
     async def _talk(self) -> AsyncIterator[Conversation]:
-        async with conversation(self._address) as talk:
+        async with conversation(self._address, patience=RECONNECT_SECONDS) as talk:
             resume = {} if self._session is None else {"resumeSessionId": self._session}
             self._session = (await talk.initialize(**resume))["sessionId"]
             yield talk
