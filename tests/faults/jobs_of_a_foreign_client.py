@@ -14,7 +14,7 @@ from holdfast.types import ExitStatus, OutputChunk, OutputGap
 from tests.support.servers import Conversation, conversation
 
 from .checking import Following
-from .job_context import JobContext, started
+from .job_context import RECONNECT_SECONDS, JobContext, started
 
 
 async def foreign(context: JobContext) -> None:
@@ -61,7 +61,7 @@ class Foreign:
 
     @contextlib.asynccontextmanager
     async def _talk(self) -> AsyncIterator[Conversation]:
-        async with conversation(self._address) as talk:
+        async with conversation(self._address, patience=RECONNECT_SECONDS) as talk:
             resume = {} if self._session is None else {"resumeSessionId": self._session}
             self._session = (await talk.initialize(**resume))["sessionId"]
             yield talk

@@ -21,7 +21,13 @@ from holdfast.testing.sandbox_suite import TIMEOUTS
 from holdfast.types import CommandEnded, CommandSpec, OutputChunk, OutputGap, ShellStatus, StdinMode
 from tests.process.test_recovery import Kill, gone, kept
 from tests.support.descriptors import descriptors, settles
-from tests.support.servers import PATIENCE_SECONDS, RunningServer, is_alive
+from tests.support.servers import (
+    PATIENCE_SECONDS,
+    RunningServer,
+    is_alive,
+    running_server,
+    server_environment,
+)
 
 
 @pytest.fixture
@@ -503,3 +509,46 @@ async def test_descriptors_do_not_pile_up(tmp_path: Path) -> None:
         await shell.close()
         with pytest.raises(ShellClosed):
             await shell.run("true")
+
+
+#: The server finds no descriptor for the second log of a command that it resumes, once: while the file is there.
+NO_DESCRIPTOR = """
+import errno, os
+from holdfast.runtime.durability.recorder import DurableOutputLog
+from holdfast.runtime.durability.shell_recorder import CommandRecorder
+def reopen(self, *arguments, real=DurableOutputLog.reopen):
+    if self._kind == 1 and isinstance(self._recorder, CommandRecorder) and os.path.exists({flag!r}):
+        os.unlink({flag!r})
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    real(self, *arguments)
+DurableOutputLog.reopen = reopen
+"""
+
+
+async def test_output_that_a_server_finds_whose_start_fails(tmp_path: Path, gate: Path) -> None:
+    """It fails when it watches the pipes of the shell, and has not given them to the command that prints."""
+    flag, begun, printed = tmp_path / "no-descriptor", tmp_path / "begun", tmp_path / "printed"
+    (tmp_path / "sitecustomize.py").write_text(NO_DESCRIPTOR.format(flag=str(flag)))
+    path = os.pathsep.join((str(tmp_path), server_environment()["PYTHONPATH"]))
+    with running_server(environ={"PYTHONPATH": path}) as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            kill = Kill(server, box)
+            shell = await box.shell("bash")
+            command = f"echo >{begun}; read x <{gate}; echo one; echo two >&2; echo >{printed}; (exit 3)"
+            running = asyncio.create_task(shell.run(command))
+            await exists(begun)
+            async with nobody(server, kill):
+                await go(gate)
+                await exists(printed)
+                flag.touch()
+            result = await running
+            assert (result.stdout, result.stderr, result.exit_code) == ("one\n", "two\n", 3)
+            assert ((await box.status()).restarts, flag.exists()) == (2, False)
+            assert (await shell.snapshot()).stdout == b""
+            assert (await shell.run("echo next")).stdout == "next\n"
+
+
+async def exists(path: Path) -> None:
+    """Wait for a file of another program."""
+    while not os.path.exists(path):  # noqa: ASYNC110, ASYNC240
+        await asyncio.sleep(0.001)

@@ -211,8 +211,9 @@ class Conversation:
     Notifications that arrive while a reply is awaited are kept in `notices` in their order.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, patience: float = PATIENCE_SECONDS) -> None:
         self.line = line
+        self._patience = patience
         self.notices: list[dict[str, Any]] = []
         self.replies: dict[int, dict[str, Any]] = {}
         self.session_id = ""
@@ -238,7 +239,7 @@ class Conversation:
 
     async def hear(self) -> dict[str, Any]:
         """The next message, whatever it is. `ConnectionError` at the end."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(self._patience):
             data = await self.line.read()
         if not data:
             raise ConnectionError("the server closed the connection")
@@ -334,8 +335,13 @@ class _WebSocketLine:
 
 
 @contextlib.asynccontextmanager
-async def conversation(address: str | Sequence[str]) -> AsyncIterator[Conversation]:
-    """Talk to `unix:PATH`, `ws://...`, or a command; not initialized yet. A command has ended on return."""
+async def conversation(
+    address: str | Sequence[str], patience: float = PATIENCE_SECONDS
+) -> AsyncIterator[Conversation]:
+    """Talk to `unix:PATH`, `ws://...`, or a command; not initialized yet. A command has ended on return.
+
+    `patience` is the longest that the next message may take.
+    """
     if not isinstance(address, str):
         command = await asyncio.create_subprocess_exec(
             *address,
@@ -355,7 +361,7 @@ async def conversation(address: str | Sequence[str]) -> AsyncIterator[Conversati
 
         command = None
         line = _WebSocketLine(await connect(address, compression=None, max_size=MAX_LINE_BYTES, proxy=None))
-    talk = Conversation(line)
+    talk = Conversation(line, patience)
     try:
         yield talk
     finally:

@@ -276,10 +276,11 @@ async def _serve(
             keeper = None if recovery is None else recovery.durability.link.pid
             with open(ready_fd, "w") as file:  # noqa: ASYNC230 - one line into a pipe
                 file.write(json.dumps({"pid": os.getpid(), "keeper": keeper, "listening": addresses}) + "\n")
-    except BaseException:
+    except BaseException as error:
         # Processes of an earlier server are not ended because this one fails: the next server may take them over.
-        if recovery is None or recovery.is_first:
-            await server.close()
+        if recovery is not None and not recovery.is_first:
+            _leave_half_resumed(error)
+        await server.close()
         raise
     await server.stopping.wait()
     if server.leaving:
@@ -287,6 +288,19 @@ async def _serve(
         server.leave()
     log.info("stopping: %d processes run", exec_.running)
     await server.close()
+
+
+def _leave_half_resumed(error: BaseException) -> NoReturn:
+    """Exit at once because the start fails, as a killed server does: the ledger has what the next server needs.
+
+    In another turn of the event loop, output would be stored for jobs that do not own it yet, and cancelled tasks
+    would interrupt commands.
+    """
+    log.error(
+        "the server cannot start: %s", error, exc_info=None if isinstance(error, OSError | HoldfastError) else error
+    )
+    logging.shutdown()
+    os._exit(2 if isinstance(error, HoldfastError) else 1)
 
 
 def _socket_paths(listen: list[str]) -> list[str]:
