@@ -253,7 +253,7 @@ async def a_fork_has_the_files_of_one_moment(fleet: Fleet, template: Template) -
     count = 40
     # Some seconds to copy, in which the program would write every file again if it ran.
     script = f"""
-        i=0; while [ $i -lt {count} ]; do head -c 200000 /dev/zero > $i.data; i=$((i+1)); done; echo yes > /srv/ready
+        i=0; while [ $i -lt {count} ]; do head -c 200000 /dev/zero > $i.data; i=$((i+1)); done; echo y > /srv/ready
         n=0; while :; do n=$((n+1)); i=0; while [ $i -lt {count} ]; do echo $n > $i; i=$((i+1)); done; done
     """
     async with _made(fleet, template) as ref:
