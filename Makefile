@@ -11,7 +11,7 @@ VENV := .venv-$(VERSION)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fresh parts lint docs console console-check picture proto format bench engines kubernetes agents integrations integrations-all faults soak fuzz peers clean
+.PHONY: help demo test fresh parts lint docs console console-check picture proto format bench engines kubernetes agents integrations integrations-all faults soak image deployment fuzz peers clean
 
 # How long: each target of `make fuzz`, and all of `make soak`.
 FUZZ_SECONDS ?= 30
@@ -157,6 +157,10 @@ soak: $(VENV)/installed-dev ## half an hour of mixed work and kills: does anythi
 image: $(VENV)/installed-dev parts ## build the image of deploy/Dockerfile with a base from this machine's packages, and run it
 	rm -rf wheels && $(BIN)/python -m pip wheel --quiet --wheel-dir wheels '.[service,kubernetes,tracing,websocket]'
 	HOLDFAST_TEST_IMAGE=yes $(BIN)/python -m pytest tests/sandbox/test_image.py
+
+deployment: $(VENV)/installed-dev parts ## boot systemd with the unit, and start the compose file without a registry
+	rm -rf wheels && $(BIN)/python -m pip wheel --quiet --wheel-dir wheels '.[service,kubernetes,tracing,websocket]'
+	HOLDFAST_DEPLOYMENT=yes $(BIN)/python -m pytest tests/deployment
 
 fuzz: $(VENV)/installed-fuzz ## random bytes to every parser, with coverage (FUZZ_SECONDS for each); FUZZ_TEXTS command texts to real shells
 	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)

@@ -43,4 +43,6 @@ async def main(address: str, name: str, goal: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        raise SystemExit(__doc__)
     asyncio.run(main(*sys.argv[1:4]))

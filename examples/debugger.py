@@ -39,4 +39,6 @@ async def main(address: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
     asyncio.run(main(sys.argv[1]))

@@ -37,5 +37,7 @@ async def main(address: str, directory: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main(*sys.argv[1:3]))

@@ -67,4 +67,6 @@ async def main(engine: str, path: str, **fields: Any) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        raise SystemExit(__doc__)
     asyncio.run(main(*sys.argv[1:3], **dict(option.split("=", 1) for option in sys.argv[3:])))

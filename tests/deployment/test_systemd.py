@@ -1,7 +1,7 @@
 """deploy/holdfast.service under a real systemd, which is the first process of a container. `make deployment`.
 
-The container is a private layer over this machine's root, without a network. The package is installed as described
-at the top of the unit.
+The container is a private layer over this machine's root, without a network. The package is installed as the
+comment at the top of the unit describes.
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ After=basic.target
 """
 SCRIPT = """
 export PATH=/opt/holdfast/bin:$PATH
-token() { journalctl --unit holdfast --output cat | grep -m 1 -o 'hf_[A-Za-z0-9_-]*'; }
-until HOLDFAST_SERVICE_TOKEN=$(token); do sleep 0.2; done
-export HOLDFAST_SERVICE_TOKEN
+again() { until "$@"; do sleep 0.2; done; }
+again sh -c 'journalctl --unit holdfast --output cat | grep -m 1 -o "hf_[A-Za-z0-9_-]*" > /tmp/token'
+export HOLDFAST_SERVICE_TOKEN=$(cat /tmp/token)
+ready() { again python3 -c 'import urllib.request as u; u.urlopen("http://127.0.0.1:7401/readyz")'; }
 first() { systemctl show --property MainPID --value holdfast; }
+ready
 pid=$(first)
 echo user $(ps -o user= -p $pid)
 echo limits $(grep -E '^(CapEff|CapBnd|NoNewPrivs|Seccomp):' /proc/$pid/status | cut -f 2)
@@ -63,6 +65,7 @@ echo session $(holdfast session run 'id -un; echo ran')
 systemctl reload holdfast && echo reloaded $(holdfast session run 'echo ran')
 kill -KILL $pid
 until [ "$(first)" != 0 ] && [ "$(first)" != $pid ]; do sleep 0.2; done
+ready
 echo restarted $(holdfast session run 'echo ran')
 systemctl stop holdfast && echo stopped $(systemctl show --property Result --value holdfast)
 echo state $(stat -c %a /var/lib/private/holdfast-service) $(stat -c '%U %a' /var/lib/holdfast)
@@ -83,7 +86,11 @@ mkdir -p {layer}/root/etc/holdfast {layer}/root/checks
 mkdir -p -m 0711 {layer}/root/var/lib/holdfast/bwrap
 rm -rf {layer}/root/var/log/journal {layer}/root/etc/machine-id
 cp {units}/* {layer}/root/etc/systemd/system/
-echo HOLDFAST_SERVICE_SANDBOX=unix:/run/sandbox/server.sock > {layer}/root/etc/holdfast/service.env
+cat > {layer}/root/etc/holdfast/service.env <<end
+HOLDFAST_SERVICE_SANDBOX=unix:/run/sandbox/server.sock
+HOLDFAST_SERVICE_RULES=/etc/holdfast/rules.toml
+end
+echo 'workspaces = "/run/sandbox/workspaces"' > {layer}/root/etc/holdfast/rules.toml
 exec systemd-nspawn --quiet --register=no --keep-unit --private-network --console=pipe --directory={layer}/root \\
     --bind-ro={venv}:/opt/holdfast --bind={checks}:/checks /lib/systemd/systemd --unit=check.target
 """

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import urllib.request
@@ -146,3 +147,14 @@ async def test_an_approval_is_answered() -> None:
             printed = await output_of("approval.py", url, HOLDFAST_SERVICE_TOKEN=service.operator)
     assert printed.splitlines()[:2] == ["echo started: started", "touch report.txt && ls: report.txt"]
     assert printed.splitlines()[2].startswith("touch /tmp/elsewhere: refused: ")
+
+
+@pytest.mark.parametrize("name", ["approval", "coding_agent", "debugger", "dev_server", "evaluation"])
+def test_a_call_without_arguments_prints_the_usage(name: str) -> None:
+    if name == "coding_agent":
+        pytest.importorskip("openai")
+    program = EXAMPLES / f"{name}.py"
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"python examples/{name}.py " in done.stderr
+    assert "Traceback" not in done.stderr

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.support.engines import PYTHON, ContainerEngine, debian_root
+from tests.support.engines import ContainerEngine
+from tests.support.service_image import BASE, build_image
 
-ROOT = Path(__file__).parents[2]
 #: The size of Python and its packages; a second copy of them, a compiler or a cache would exceed it.
 LARGEST_ADDED = 250 * 1024 * 1024
 
@@ -26,30 +24,14 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def image(bare_docker: ContainerEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    base = bare_docker.image(
-        debian_root(tmp_path_factory.mktemp("python") / "root", *PYTHON), "hf-python:3.11-slim"
-    )
-    file = ROOT / "deploy/Dockerfile"
-    # Without a network: `RUN` steps get none from an engine without a bridge. Each step copies the whole base.
-    arguments = [
-        "--network",
-        "none",
-        "--build-arg",
-        f"BASE={base}",
-        "--file",
-        str(file),
-        "--tag",
-        "hf-holdfast",
-        str(ROOT),
-    ]
-    subprocess.run(["docker", "build", *arguments], check=True, timeout=1800)
+    build_image(bare_docker, tmp_path_factory.mktemp("python") / "root", "hf-holdfast")
     yield "hf-holdfast"
     bare_docker("rmi", "--force", "hf-holdfast")
 
 
 def test_the_image_is_small_and_not_root(bare_docker: ContainerEngine, image: str) -> None:
     (made,) = json.loads(bare_docker("inspect", image))
-    (base,) = json.loads(bare_docker("inspect", "hf-python:3.11-slim"))
+    (base,) = json.loads(bare_docker("inspect", BASE))
     assert made["Config"]["User"] == "10001:10001"
     assert made["Size"] - base["Size"] < LARGEST_ADDED
     run = (

@@ -511,3 +511,21 @@ async def test_a_preview_expires(service: ServiceReplica, visit: Visit) -> None:
     await previews.stop()
     closed = [body["reason"] for kind, body in await rows(service, session_id) if kind == "preview_closed"]
     assert closed == ["expired", "session over"]
+
+
+@needs("bwrap")
+async def test_a_request_at_another_replica_gets_the_name_of_the_right_one(
+    service: ServiceReplica, visit: Visit
+) -> None:
+    made = await preview(service, await opened(service))
+    cookie = await cookie_of(visit, made.url)
+    service._manager.replica, right = "the other one", service._manager.replica
+    previews = service._previews
+    assert previews is not None
+    previews._by_ticket.clear()
+    previews._by_cookie.clear()
+    for reply in (await visit(made.url), await visit(without_ticket(made.url), headers={"cookie": cookie})):
+        assert reply.status_code == 421
+        assert f"opened by replica '{right}'" in reply.text
+    forged = await visit(f"{without_ticket(made.url)}?holdfast_ticket=x.%3Cscript%3E")
+    assert (forged.status_code, "script" in forged.text) == (403, False)

@@ -6,14 +6,16 @@ The client imports gRPC when it is made, so `--help` needs no gRPC.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
 from holdfast.cli.support.typed_verb import run_async
-from holdfast.service.client.endpoint import token_from_file
+from holdfast.service.client.endpoint import ADDRESS_VARIABLE, DEFAULT_ADDRESS, token_from_file
 from holdfast.service.client.service_client import ServiceClient
+from holdfast.service.problems import Unavailable
 
 #: How long a verb retries an unreachable service: a person waits. Streams use the client's longer default.
 RETRY_SECONDS: Final = 5.0
@@ -53,7 +55,19 @@ def with_service(retry_seconds: float = RETRY_SECONDS) -> Callable[[_Work], Call
 
             async def run() -> int:
                 async with _client(retry_seconds=retry_seconds, **service) as client:
-                    return await work(client, **values)
+                    try:
+                        return await work(client, **values)
+                    except Unavailable as problem:
+                        from holdfast.service.client.rpc import NO_REPLY
+
+                        if problem.reason != NO_REPLY:
+                            raise
+                        where = service["service"] or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
+                        raise Unavailable(
+                            f"{where}: no service replies here ({problem}); start it with `holdfast service`, "
+                            "or name another address with --service",
+                            reason=problem.reason,
+                        ) from None
 
             return run_async(run())
 

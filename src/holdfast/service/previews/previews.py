@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -31,6 +32,9 @@ from holdfast.service.settings import ServiceSettings
 from holdfast.service.types import AuditEntry, Caller, SessionRecord
 
 _log = logging.getLogger("holdfast.service.previews")
+#: Of the name of a replica in a secret: a host name fits, and a URL stays short.
+MAX_NAME: Final = 64
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 #: Engines of the fleet whose sandboxes have a network namespace of their own.
 _ISOLATING: Final = ("bwrap", "docker", "podman")
@@ -38,6 +42,9 @@ _ISOLATING: Final = ("bwrap", "docker", "podman")
 
 class PreviewSessions(Protocol):
     """The part of the sessions that previews need."""
+
+    #: The name of this replica.
+    replica: str
 
     async def visible(self, caller: Caller, session_id: str) -> SessionRecord: ...
 
@@ -163,7 +170,8 @@ class Previews:
 
     def _add(self, opened: OpenPreview, seconds: float) -> str:
         """Add a preview and return its ticket."""
-        ticket, opened.cookie = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        # With the name of the replica, so that another one can report where the preview is.
+        ticket, opened.cookie = (f"{secrets.token_urlsafe(32)}.{self._replica()}" for _ in range(2))
         opened.hashes = (_hash(ticket), _hash(opened.cookie))
         self._open[opened.preview_id] = opened
         self._by_ticket[opened.hashes[0]] = opened
@@ -176,6 +184,15 @@ class Previews:
 
     def by_ticket(self, ticket: str) -> OpenPreview | None:
         return self._current(self._by_ticket.get(_hash(ticket)))
+
+    def other_replica(self, secret: str) -> str:
+        """The name of the other replica that made this secret of a preview; empty for none, or for this one."""
+        name = secret.partition(".")[2]
+        return "" if name == self._replica() or _NOT_IN_NAMES.search(name) else name[:MAX_NAME]
+
+    def _replica(self) -> str:
+        """The name of this replica in URLs and cookies."""
+        return _NOT_IN_NAMES.sub("-", self.sessions.replica)[:MAX_NAME]
 
     def by_cookie(self, cookie: str) -> OpenPreview | None:
         return self._current(self._by_cookie.get(_hash(cookie)))

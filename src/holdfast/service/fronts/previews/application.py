@@ -130,11 +130,14 @@ class PreviewApplication:
         if target.ticket:
             opened = self._previews.by_ticket(target.ticket)
             if opened is None or not target.is_for(opened):
+                self._refuse_of_other_replica(target.ticket)
                 raise _Refused(403, f"the ticket is not one of this preview, or has expired: {_HOW}")
             return opened
-        found = (self._previews.by_cookie(value) for value in cookies(target.headers.raw))
+        values = list(cookies(target.headers.raw))
+        found = map(self._previews.by_cookie, values)
         opened = next((each for each in found if target.is_for(each)), None)
         if opened is None:
+            self._refuse_of_other_replica(*values)
             raise _Refused(401, f"the request has neither a ticket nor a cookie of this preview: {_HOW}")
         if target.shared and method not in SAFE_METHODS:
             # A page of another preview has the same origin, so its requests look like those of this one.
@@ -142,6 +145,15 @@ class PreviewApplication:
         if is_foreign(target.headers, method):
             raise _Refused(403, "a page of another origin made the request")
         return opened
+
+    def _refuse_of_other_replica(self, *secrets: str) -> None:
+        """Refuse a request whose secret was made by another replica, with its name."""
+        if name := next(filter(None, map(self._previews.other_replica, secrets)), ""):
+            raise _Refused(
+                421,
+                f"the preview was opened by replica {name!r}, and a preview is known to its replica alone: "
+                "give each replica a preview_url of its own, or route its host names to it",
+            )
 
     async def _redirect(
         self, target: _Target, opened: OpenPreview, scope: Scope, receive: Receive, send: Send
