@@ -43,3 +43,4 @@ class ServiceClient(sync._Closing[service_client.ServiceClient]):
     audit = sync._Streaming(service_client.ServiceClient.audit)
     list_approvals = sync._Blocking(service_client.ServiceClient.list_approvals)
     answer_approval = sync._Blocking(service_client.ServiceClient.answer_approval)
+    record_model_calls = sync._Blocking(service_client.ServiceClient.record_model_calls)
