@@ -1,6 +1,6 @@
 // Rows of the audit log in words: "builder ran `make test`, exit 2 after 3.1 s, 14 KB".
 import type { ComponentChildren } from "preact";
-import { count, duration, money, oneLine, size } from "./format.ts";
+import { count, duration, endWords, money, oneLine, size } from "./format.ts";
 import { Code, Rule, Text } from "./parts.tsx";
 import type { AuditRecord } from "./types.ts";
 
@@ -15,9 +15,6 @@ export function bodyOf(record: AuditRecord): Body {
   }
 }
 
-// "CLOSED (closed by boss): closed; open for 3 s; 1 command" without the repetitions.
-const ended = (summary: string) => summary.replace(/^[A-Z]+ \(([^)]*)\): \w+; /, "$1; ");
-
 export type Ran = { text: string; by: string };
 
 // `commands` has the commands by their id, from the rows around.
@@ -31,11 +28,11 @@ export function Words({ record, commands }: { record: AuditRecord; commands: Map
   };
   const runner = <b><Text value={commands.get(record.commandId)?.by || record.agentId} longest={40} /></b>;
   const because = body.reason ? <span class="dim"> — {oneLine(body.reason, 200)}</span> : null;
-  const rule = body.rule && body.rule !== "built-in" ? <span class="dim"> (<Rule rule={String(body.rule)} />)</span> : null;
+  const rule = body.rule && body.rule !== "built-in" ? <span class="dim"> · <Rule rule={String(body.rule)} /></span> : null;
   const said: Record<string, () => ComponentChildren> = {
     session_created: () => <>{agent} opened a {oneLine(body.kind, 20)} in {oneLine(body.sandbox, 60)} with the profile {oneLine(body.profile, 40)}</>,
-    session_closed: () => <>the session ended: {ended(oneLine(body.summary || body.reason, 300))}</>,
-    input: () => body.hidden ? <>{agent} typed {String(body.bytes)} hidden bytes</> : <>{agent} typed {command(body.text)}</>,
+    session_closed: () => <>the session ended: {endWords(oneLine(body.summary || body.reason, 300))}</>,
+    input: () => body.hidden ? <>{agent} typed {String(body.bytes)} hidden bytes</> : <>{agent} typed {command(String(body.text ?? "").replace(/[\r\n]+$/, ""))}</>,
     command: () => <>{agent} runs {command(body.text)}{rule}</>,
     command_started: () => <>{named()} started</>,
     command_ended: () => (

@@ -25,8 +25,9 @@ export function ModelTable({ totals }: { totals: ModelTotal[] }) {
         <tr>
           <th>Model</th>
           <th class="number">Calls</th>
+          <th class="number">Failed</th>
           <th class="number">Tokens in</th>
-          <th class="number">out</th>
+          <th class="number">Out</th>
           <th class="number">Cost</th>
         </tr>
       </thead>
@@ -36,10 +37,8 @@ export function ModelTable({ totals }: { totals: ModelTotal[] }) {
             <td>
               <code class="untrusted">{oneLine(each.model || "(none)", 60)}</code>
             </td>
-            <td class="number">
-              {Number(each.calls).toLocaleString()}
-              {Number(each.failed) ? <span class="failed"> {each.failed} failed</span> : null}
-            </td>
+            <td class="number">{Number(each.calls).toLocaleString()}</td>
+            <td class="number">{Number(each.failed) ? <span class="failed">{each.failed}</span> : "–"}</td>
             <td class="number">{count(each.inputTokens)}</td>
             <td class="number">{count(each.outputTokens)}</td>
             <td class="number">{money(each.money)}</td>

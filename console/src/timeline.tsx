@@ -103,7 +103,7 @@ export function Timeline(props: { length: number; at: number; marks: Mark[]; liv
             </span>
           ))}
         </span>
-        <span>{props.live ? "now" : clockSpan(length)}</span>
+        <span>{props.live ? "now" : `+${clockSpan(length)}`}</span>
       </div>
       {hover ? (
         <output class="untrusted" style={{ left: `${100 * hover.left}%` }}>

@@ -1,7 +1,7 @@
 // One session: its terminal or its commands, its policy, its usage, its time line, and its replay.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { call, ServiceError, stream, type StreamState } from "../api.ts";
-import { clockSpan, duration, labelTexts, oneLine, plural, secondsOf, size, visible } from "../format.ts";
+import { clockSpan, duration, endWords, labelTexts, oneLine, plural, secondsOf, size, visible } from "../format.ts";
 import { useKeys, useLoad, useNow } from "../hooks.ts";
 import { LiveTerminal } from "../live_terminal.tsx";
 import { ModelPanel, modelWords, useModelCalls } from "../model_calls.tsx";
@@ -179,12 +179,12 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
                   {metadata!.cols} × {metadata!.rows}
                 </span>
               </div>
-              <Timeline length={length} at={length} marks={all} live began={began} onSeek={seek} />
+              <Timeline length={length} at={length} marks={all} live={!over} began={began} onSeek={seek} />
             </>
           ) : (
             <>
               <ShellBlocks sessionId={id} commands={commands.value?.commands ?? []} caller={caller} over={over} onNotice={say} />
-              <Timeline length={length} at={length} marks={all} live began={began} onSeek={seek} />
+              <Timeline length={length} at={length} marks={all} live={!over} began={began} onSeek={seek} />
             </>
           )}
         </section>
@@ -236,7 +236,7 @@ function Ended({ session: { metadata, state } }: { session: Session }) {
   return (
     <div class={`notice ${state === "ERROR" ? "bad" : ""}`}>
       <span>
-        {state === "ERROR" ? "Failed" : "Closed"} <Time at={metadata.closedAt} />: <span class="untrusted">{visible(metadata.summary || metadata.closeReason)}</span>
+        {state === "ERROR" ? "Failed" : "Closed"} <Time at={metadata.closedAt} />: <span class="untrusted">{endWords(visible(metadata.summary || metadata.closeReason))}.</span>
         <span class="dim"> The audit log has its commands; the replay lasts as long as the sandbox keeps its output.</span>
       </span>
     </div>

@@ -70,6 +70,7 @@ function Thumbnail({ session, screen, now }: { session: Summary; screen: Screen 
   return (
     <Link to={sessionPath(session.sessionId)} class="thumbnail">
       <canvas ref={canvas} width="720" height="450" role="img" aria-label={`Screen of ${session.sessionId}`} />
+      {!screen ? <p class="over-canvas">Drawing…</p> : null}
       {screen?.problem ? <p class="untrusted over-canvas">{oneLine(screen.problem, 120)}</p> : null}
       <div>
         <StateMark state={session.state} approvals={session.approvals} />
