@@ -235,8 +235,8 @@ async def test_a_recording_is_replayed_from_a_moment_and_saved(
     player = console.terminal("player")
     await expect(player).to_be_visible()
     assert "first" not in "".join(await console.lines("player"))
-    await expect(console.page.locator(".timeline .mark.failed")).to_have_count(1)
-    assert await console.page.locator(".timeline .mark.command").count() >= 1
+    await expect(console.page.locator(".timeline > svg .mark.failed")).to_have_count(1)
+    assert await console.page.locator(".timeline > svg .mark.command").count() >= 1
     # The second command of the list, at its own moment: the output of the first one is on the screen.
     await console.page.locator(".commands button", has_text="sleep").click()
     await expect(console.page).to_have_url(re.compile(r"at=\d"))

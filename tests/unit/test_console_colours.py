@@ -70,7 +70,7 @@ def test_pairs_of_colours_have_the_contrast_of_aa(
 
 
 def test_every_colour_is_a_token() -> None:
-    """Colours outside of the tokens are those of terminals, which have one palette, and of the shade of a dialog."""
+    """Colours outside of the tokens are those of terminals, which have one palette in light and dark."""
     text = (SOURCES / "style.css").read_text()
     rules = text[text.index("* { box-sizing") :]
     assert set(re.findall(r"#[0-9a-f]{3,8}\b", rules)) == {"#14171c", "#c9ced6", "#9ba4b1", "#f0b950"}
