@@ -37,7 +37,7 @@ warm = 2
 max = 8
 """
 PROGRAM: Final = 'def main() -> int:\n    """Return the answer."""\n    return 42\n\n\nraise SystemExit(main())\n'
-EDIT: Final = "vim -N -u NONE -c 'syntax on' -c 'set number background=dark' app.py\r"
+EDIT: Final = "vim -n -N -u NONE -c 'syntax on' -c 'set number background=dark' app.py\r"
 BUILD: Final = (
     "ls --color=always -la /usr/lib | head -9",
     "python3 -c 'import json; print(json.loads(\"{\"))' 2>&1 | tail -2; false",
@@ -52,6 +52,10 @@ SHOWN: Final = (
     ("approvals", 1280, 720, "light"),
     ("wall", 1280, 620, "dark"),
 )
+#: True when every terminal and every thumbnail has been drawn.
+DRAWN: Final = """() => !document.querySelector(".skeleton") &&
+  Array.from(document.querySelectorAll(".xterm-rows")).every((rows) => rows.textContent.trim()) &&
+  Array.from(document.querySelectorAll(".over-canvas")).every((note) => note.textContent !== "Drawing…")"""
 #: Keys that open a dialog before the picture.
 PRESSED: Final = {"help": ["?"], "search": ["Control+k"]}
 SIZES: Final = ((360, 740), (1280, 800), (2560, 1300))
@@ -159,8 +163,10 @@ async def take(browser: Browser, service: RunningService, path: str, picture: tu
     await page.wait_for_selector("#token" if name == "sign-in" else "main")
     for key in PRESSED.get(name, ()):
         await page.keyboard.press(key)
-    # Screens are drawn and thumbnails fetched some moments after the last request.
+    # The last frame of a page is painted some moments after its last request.
     await page.wait_for_timeout(2_500)
+    await page.wait_for_function(DRAWN, timeout=60_000)
+    await page.wait_for_timeout(500)
     await page.screenshot(path=file)
     await context.close()
     print(file)
@@ -185,6 +191,7 @@ async def take_all(
 
 async def pictures(directory: str, every: bool, only: Sequence[str]) -> None:
     os.makedirs(directory, exist_ok=True)
+    shutil.rmtree(WORKSPACES, ignore_errors=True)
     with new_place() as place:
         rules = os.path.join(place.directory, "rules.toml")
         await asyncio.to_thread(_write_rules, rules)
