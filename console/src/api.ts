@@ -105,17 +105,18 @@ export function stream<T>(
   const open = () => {
     report("connecting");
     const made = (socket = new WebSocket(`${location.origin.replace(/^http/, "ws")}${API}${method}`));
+    made.binaryType = "arraybuffer";
     let handled = 0;
     let finished = false;
     let work: Promise<void> = Promise.resolve();
     made.onopen = () => {
-      made.send(JSON.stringify({ authorization: `Bearer ${token}`, request: request(), window: WINDOW }));
+      made.send(JSON.stringify({ authorization: `Bearer ${token}`, request: request(), window: WINDOW, binary: true }));
       failures = 0;
       setAway(false);
       report("live");
     };
     made.onmessage = ({ data }) => {
-      const message = JSON.parse(data as string) as { reply?: T; error?: ErrorBody; end?: object };
+      const message = decoded<T>(data as string | ArrayBuffer);
       work = work.then(async () => {
         if (closed) return;
         if (message.reply !== undefined) {
@@ -153,6 +154,16 @@ export function stream<T>(
       socket?.close();
     },
   };
+}
+
+type StreamMessage<T> = { reply?: T; error?: ErrorBody; end?: object };
+
+// A binary message is the length of the JSON text in four bytes, that text, and then the output, which becomes `payload`.
+function decoded<T>(data: string | ArrayBuffer): StreamMessage<T> {
+  if (typeof data === "string") return JSON.parse(data) as StreamMessage<T>;
+  const length = new DataView(data).getUint32(0);
+  const message = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length))) as { reply: T };
+  return { reply: { ...message.reply, payload: new Uint8Array(data, 4 + length) } };
 }
 
 export function fromBase64(text: string): Uint8Array {

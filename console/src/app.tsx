@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { call, onAway, ServiceError, signedIn, signIn, signOut, stream } from "./api.ts";
 import { oneLine, visible } from "./format.ts";
 import { typing, useKeys, useLoad } from "./hooks.ts";
-import { Dialog, StateMark } from "./parts.tsx";
+import { Copy, Dialog, StateMark } from "./parts.tsx";
 import { go, Link, sessionPath, usePlace } from "./router.tsx";
 import type { Approval, Caller, SessionEvent } from "./types.ts";
 import { Approvals } from "./pages/approvals.tsx";
@@ -77,9 +77,10 @@ function SignIn({ refusal, waiting, onToken }: { refusal: string; waiting: boole
           </p>
         ) : null}
         <p class="dim">
-          An operator sees all sessions, an agent its own. The token stays in this tab.{" "}
-          <code>holdfast service agent add NAME</code> prints a new one.
+          An operator sees all sessions, an agent its own. The token stays in this tab.
         </p>
+        <p class="dim">A new one for an agent:</p>
+        <Copy text="holdfast service agent add NAME" />
       </form>
     </div>
   );
@@ -93,16 +94,29 @@ function Frame({ caller, onLeave }: { caller: Caller; onLeave: () => void }) {
   const [theme, setTheme] = useTheme();
   const approvals = useLoad<{ approvals: Approval[] }>("approvals", (signal) => call("ListApprovals", {}, signal));
   const waiting = approvals.value?.approvals.length ?? 0;
+  const [sound, setSound] = useSound(waiting);
+  const totals = useLoad<SummaryPage>("counts", (signal) => call("ListSummaries", { pageSize: 1 }, signal));
+  const counts = totals.value?.counts ?? {};
+  const open = (counts.RUNNING ?? 0) + (counts.CLOSING ?? 0) + (counts.UNKNOWN ?? 0);
   const prefix = useRef("");
   useEffect(() => onAway(setAway), []);
   useEffect(() => {
     let since = "";
-    const types = ["APPROVAL_REQUESTED", "APPROVAL_ANSWERED", "SESSION_CLOSED", "SESSION_ERROR"];
+    let timer = 0;
+    const types = ["APPROVAL_REQUESTED", "APPROVAL_ANSWERED", "SESSION_CREATED", "SESSION_CLOSED", "SESSION_ERROR"];
     const events = stream<SessionEvent>("SubscribeSessionEvents", () => ({ since, types }), (event) => {
       since = event.token;
-      approvals.reload();
+      if (event.type !== "SESSION_CREATED") approvals.reload();
+      // A thousand sessions that are opened at once are counted once.
+      if (event.type.startsWith("SESSION")) {
+        clearTimeout(timer);
+        timer = window.setTimeout(totals.reload, 500);
+      }
     });
-    return () => events.close();
+    return () => {
+      clearTimeout(timer);
+      events.close();
+    };
   }, []);
   useEffect(() => {
     document.title = (waiting ? `(${waiting}) ` : "") + "Holdfast";
@@ -151,12 +165,13 @@ function Frame({ caller, onLeave }: { caller: Caller; onLeave: () => void }) {
         <Link to="/sessions" class="brand">
           <img src="/icon.svg" alt="" width="20" height="20" /> <span>Holdfast</span>
         </Link>
-        <nav aria-label="Pages">
+        <nav aria-label="Pages" ref={(nav) => nav?.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" })}>
           {pages
             .filter(([, , allowed]) => allowed)
             .map(([path, name]) => (
               <Link key={path} to={path} current={at === path || (path === "/sessions" && !!session)}>
                 {name}
+                {path === "/sessions" && open ? <span class="tally">{open.toLocaleString()}</span> : null}
                 {path === "/approvals" && waiting ? <span class="badge">{waiting}</span> : null}
               </Link>
             ))}
@@ -166,10 +181,10 @@ function Frame({ caller, onLeave }: { caller: Caller; onLeave: () => void }) {
           <span>Search</span> <kbd>Ctrl K</kbd>
         </button>
         <button class="quiet" onClick={() => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % 3]!)} title={`Colours: ${theme}`} aria-label={`Colours: ${theme}`}>
-          {theme === "auto" ? "◐" : theme === "light" ? "☀" : "☾"}
+          <ThemeMark theme={theme} />
         </button>
         <span class="who" title={`Holdfast ${caller.version}`}>
-          <b class="untrusted">{oneLine(caller.agentId, 30)}</b> <span class="dim">{caller.role}</span>
+          <b class="untrusted">{oneLine(caller.agentId, 30)}</b> {caller.agentId === caller.role ? null : <span class="dim">{caller.role}</span>}
         </span>
         <button class="quiet" id="leave" onClick={onLeave}>
           Sign out
@@ -184,13 +199,13 @@ function Frame({ caller, onLeave }: { caller: Caller; onLeave: () => void }) {
         {session ? (
           <SessionPage key={session[1]} id={decodeURIComponent(session[1]!)} caller={caller} />
         ) : at === "/sessions" ? (
-          <Sessions />
+          <Sessions approvals={approvals.value?.approvals ?? []} />
         ) : at === "/wall" ? (
           <Wall />
         ) : at === "/fleet" ? (
           <Fleet />
         ) : at === "/approvals" ? (
-          <Approvals approvals={approvals.value?.approvals} error={approvals.error} reload={approvals.reload} />
+          <Approvals approvals={approvals.value?.approvals} error={approvals.error} reload={approvals.reload} sound={sound} onSound={setSound} />
         ) : at === "/audit" ? (
           <Audit caller={caller} />
         ) : at === "/usage" ? (
@@ -210,6 +225,58 @@ function Frame({ caller, onLeave }: { caller: Caller; onLeave: () => void }) {
       {search ? <Palette pages={pages.filter(([, , allowed]) => allowed).map(([path, name]) => [path, name])} onClose={() => setSearch(false)} /> : null}
     </>
   );
+}
+
+function ThemeMark({ theme }: { theme: Theme }) {
+  return (
+    <svg width="16" height="16" viewBox="0 0 16 16" aria-hidden="true" class="theme-mark">
+      {theme === "dark" ? (
+        <path d="M13.5 9.8A6 6 0 0 1 6.2 2.5a6 6 0 1 0 7.3 7.3z" fill="currentColor" />
+      ) : (
+        <>
+          <circle cx="8" cy="8" r={theme === "light" ? 3 : 5.5} fill={theme === "light" ? "currentColor" : "none"} stroke="currentColor" stroke-width="1.5" />
+          {theme === "light" ? (
+            <path d="M8 .8v2M8 13.2v2M.8 8h2M13.2 8h2M2.9 2.9l1.4 1.4M11.7 11.7l1.4 1.4M2.9 13.1l1.4-1.4M11.7 4.3l1.4-1.4" stroke="currentColor" stroke-width="1.5" />
+          ) : (
+            <path d="M8 2.5a5.5 5.5 0 0 0 0 11z" fill="currentColor" />
+          )}
+        </>
+      )}
+    </svg>
+  );
+}
+
+// A short tone when another command waits for an approval; off until the reader turns it on.
+function useSound(waiting: number): [boolean, (on: boolean) => void] {
+  const [on, setOn] = useState(localStorage.getItem("holdfast-sound") === "on");
+  const before = useRef(waiting);
+  useEffect(() => {
+    if (on && waiting > before.current) tone();
+    before.current = waiting;
+  }, [waiting, on]);
+  return [
+    on,
+    (next) => {
+      setOn(next);
+      if (next) {
+        localStorage.setItem("holdfast-sound", "on");
+        tone();
+      } else localStorage.removeItem("holdfast-sound");
+    },
+  ];
+}
+
+function tone(): void {
+  const audio = new AudioContext();
+  const source = audio.createOscillator();
+  const volume = audio.createGain();
+  source.frequency.value = 660;
+  volume.gain.setValueAtTime(0.08, audio.currentTime);
+  volume.gain.exponentialRampToValueAtTime(0.001, audio.currentTime + 0.35);
+  source.connect(volume).connect(audio.destination);
+  source.start();
+  source.stop(audio.currentTime + 0.35);
+  source.onended = () => void audio.close();
 }
 
 // Kept only if the reader chooses a theme: otherwise the page stores nothing outside of its tab.

@@ -1,7 +1,7 @@
 // Rows of the audit log in words: "builder ran `make test`, exit 2 after 3.1 s, 14 KB".
 import type { ComponentChildren } from "preact";
-import { duration, oneLine, size } from "./format.ts";
-import { Code, Text } from "./parts.tsx";
+import { count, duration, endWords, money, oneLine, size } from "./format.ts";
+import { Code, Rule, Text } from "./parts.tsx";
 import type { AuditRecord } from "./types.ts";
 
 type Body = Record<string, unknown>;
@@ -28,11 +28,11 @@ export function Words({ record, commands }: { record: AuditRecord; commands: Map
   };
   const runner = <b><Text value={commands.get(record.commandId)?.by || record.agentId} longest={40} /></b>;
   const because = body.reason ? <span class="dim"> — {oneLine(body.reason, 200)}</span> : null;
-  const rule = body.rule && body.rule !== "built-in" ? <span class="dim"> (rule {oneLine(body.rule, 80)})</span> : null;
+  const rule = body.rule && body.rule !== "built-in" ? <span class="dim"> · <Rule rule={String(body.rule)} /></span> : null;
   const said: Record<string, () => ComponentChildren> = {
     session_created: () => <>{agent} opened a {oneLine(body.kind, 20)} in {oneLine(body.sandbox, 60)} with the profile {oneLine(body.profile, 40)}</>,
-    session_closed: () => <>the session closed: {oneLine(body.summary || body.reason, 300)}</>,
-    input: () => body.hidden ? <>{agent} typed {String(body.bytes)} hidden bytes</> : <>{agent} typed {command(body.text)}</>,
+    session_closed: () => <>the session ended: {endWords(oneLine(body.summary || body.reason, 300))}</>,
+    input: () => body.hidden ? <>{agent} typed {String(body.bytes)} hidden bytes</> : <>{agent} typed {command(String(body.text ?? "").replace(/[\r\n]+$/, ""))}</>,
     command: () => <>{agent} runs {command(body.text)}{rule}</>,
     command_started: () => <>{named()} started</>,
     command_ended: () => (
@@ -48,7 +48,18 @@ export function Words({ record, commands }: { record: AuditRecord; commands: Map
         the rules {body.verdict === "deny" ? <span class="failed">refused</span> : body.verdict === "ask" ? <span class="asks">held back</span> : "allowed"} {command(body.command)}{because}{rule}
       </>
     ),
-    approval_answered: () => <>{agent} {oneLine(body.outcome, 20)} {command(body.command)}{body.comment ? <span class="dim"> — {oneLine(body.comment, 200)}</span> : null}</>,
+    approval_answered: () => (
+      <>
+        {["approved", "refused"].includes(String(body.outcome)) ? <>{agent} <span class={body.outcome === "approved" ? "ok" : "failed"}>{String(body.outcome)}</span> {command(body.command)}</> : <>the approval of {command(body.command)} was {body.outcome === "expired" ? "not answered in time" : oneLine(body.outcome, 20)}</>}
+        {body.comment ? <span class="dim"> — {oneLine(body.comment, 200)}</span> : null}
+      </>
+    ),
+    model_call: () => (
+      <>
+        {agent} called <code>{oneLine(body.model, 60)}</code>, {Number(body.status) >= 200 && Number(body.status) < 300 ? "" : <span class="failed">status {Number(body.status)}, </span>}
+        {count(Number(body.input_tokens ?? 0))} tokens in, {count(Number(body.output_tokens ?? 0))} out{body.money ? `, cost ${money(Number(body.money))}` : ""}, {duration(Number(body.duration_seconds ?? 0))}
+      </>
+    ),
     takeover: () => <>{agent} took the session over{rule}</>,
     release: () => <>{agent} released the session</>,
     error: () => <><span class="failed">error</span>: {oneLine(body.detail, 300)}{because}</>,

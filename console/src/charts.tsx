@@ -4,11 +4,17 @@ import { clock } from "./format.ts";
 
 export type Point = { at: number; value: number };
 
+// The next of 1, 2, 2.5, 5 times a power of ten, so that the top line has a short number.
+function nice(value: number): number {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return power * [1, 2, 2.5, 5, 10].find((step) => step * power >= value)!;
+}
+
 export function Chart(props: { title: string; points: Point[]; words: (value: number) => string; height?: number; floor?: number }) {
   const [hover, setHover] = useState<number>();
   const { points, words, height = 120 } = props;
   const last = points.at(-1);
-  const top = Math.max(props.floor ?? 1, ...points.map((each) => each.value)) * 1.1;
+  const top = nice(Math.max(props.floor ?? 1, ...points.map((each) => each.value)));
   const [begin, end] = [points[0]?.at ?? 0, last?.at ?? 1];
   const x = (at: number) => (600 * (at - begin)) / Math.max(1e-6, end - begin);
   const y = (value: number) => height - (height * value) / top;
@@ -21,6 +27,8 @@ export function Chart(props: { title: string; points: Point[]; words: (value: nu
         <strong>{chosen ? `${words(chosen.value)} at ${clock(new Date(chosen.at * 1000).toISOString())}` : last ? words(last.value) : "–"}</strong>
       </figcaption>
       {points.length > 1 ? (
+        <div class="plot">
+        <span class="top">{words(top)}</span>
         <svg
           viewBox={`0 0 600 ${height}`}
           preserveAspectRatio="none"
@@ -32,20 +40,20 @@ export function Chart(props: { title: string; points: Point[]; words: (value: nu
           }}
           onPointerLeave={() => setHover(undefined)}
         >
-          {[0.25, 0.5, 0.75].map((part) => (
-            <line key={part} x1="0" x2="600" y1={height * part} y2={height * part} class="grid" />
+          {[0, 0.5, 1].map((part) => (
+            <line key={part} x1="0" x2="600" y1={height * part} y2={height * part} class="grid" vector-effect="non-scaling-stroke" />
           ))}
           <polygon points={`0,${height} ${line} 600,${height}`} class="area" />
           <polyline points={line} class="line" vector-effect="non-scaling-stroke" />
           {chosen ? <line x1={x(chosen.at)} x2={x(chosen.at)} y1="0" y2={height} class="cursor" vector-effect="non-scaling-stroke" /> : null}
         </svg>
+        </div>
       ) : (
         <p class="dim">No samples yet: the monitor takes one every few seconds.</p>
       )}
       {points.length > 1 ? (
         <div class="axis">
           <span>{clock(new Date(begin * 1000).toISOString())}</span>
-          <span>top {words(top / 1.1)}</span>
           <span>{clock(new Date(end * 1000).toISOString())}</span>
         </div>
       ) : null}

@@ -74,8 +74,22 @@ export function clock(time: string | undefined): string {
 export const wholeTime = (time: string | undefined): string =>
   time && !Number.isNaN(Date.parse(time)) ? WHOLE.format(new Date(time)) : "";
 
+// "CLOSED (closed by boss): closed; open for 3 s; 1 command" without its repetitions.
+export const endWords = (summary: string): string => summary.replace(/^[A-Z]+ \(([^)]*)\): \w+; /, "$1; ");
+
 export function labelTexts(labels: Record<string, string> | undefined): string[] {
   return Object.entries(labels ?? {}).map(([name, value]) => oneLine(`${name}=${value}`, 60));
 }
 
-export const plural = (count: number, word: string): string => `${count.toLocaleString()} ${word}${count === 1 ? "" : "s"}`;
+export const plural = (count: number, word: string, many = `${word}s`): string => `${count.toLocaleString()} ${count === 1 ? word : many}`;
+
+// 950, 12k, 1.4M: counts of tokens.
+export function count(value: number | string): string {
+  const whole = Number(value);
+  if (whole < 1000) return String(whole);
+  const [scaled, unit] = whole < 999_500 ? [whole / 1000, "k"] : [whole / 1_000_000, "M"];
+  return `${scaled < 9.95 ? scaled.toFixed(1) : Math.round(scaled)}${unit}`;
+}
+
+// An amount in the currency of the bridge's prices, which name none.
+export const money = (value: number): string => (value === 0 ? "–" : value < 0.01 ? "< 0.01" : value.toFixed(2));

@@ -1,6 +1,6 @@
 // A live terminal: the screen first, then output by position; read-only unless the reader has taken it over.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { call, fromBase64, newId, ServiceError, stream, toBase64, type StreamState } from "./api.ts";
+import { call, newId, ServiceError, stream, toBase64, type StreamState } from "./api.ts";
 import { size } from "./format.ts";
 import type { Frame, State } from "./types.ts";
 import { fittingFont, makeTerminal, write, type Screen } from "./xterm.ts";
@@ -45,7 +45,7 @@ export function LiveTerminal(props: LiveProps) {
         }
         const left = Number(frame.skippedBytes);
         if (left) setSkipped((before) => before + left);
-        if (frame.payload) await write(terminal, fromBase64(frame.payload));
+        if (frame.payload) await write(terminal, frame.payload);
         since = frame.token.value;
         latest.current.onState(frame.state);
       },

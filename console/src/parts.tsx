@@ -12,7 +12,12 @@ export function StateMark({ state, approvals = 0 }: { state: State; approvals?: 
     BUSY: <circle cx="6" cy="6" r="4.5" fill="currentColor" />,
     RUNNING: <circle cx="6" cy="6" r="3.75" fill="none" stroke="currentColor" stroke-width="1.5" stroke-dasharray="3 2" />,
     IDLE: <circle cx="6" cy="6" r="3.75" fill="none" stroke="currentColor" stroke-width="1.5" />,
-    ASKS: <path d="M6 1.5a4.5 4.5 0 0 0 0 9z M6 1.5a4.5 4.5 0 0 1 0 9" fill="currentColor" stroke="currentColor" fill-rule="evenodd" />,
+    ASKS: (
+      <>
+        <circle cx="6" cy="6" r="4.25" fill="none" stroke="currentColor" stroke-width="1.5" />
+        <path d="M6 1.5a4.5 4.5 0 0 0 0 9z" fill="currentColor" />
+      </>
+    ),
     CLOSING: <path d="M2.5 6h7" stroke="currentColor" stroke-width="2" />,
     CLOSED: <rect x="2.5" y="2.5" width="7" height="7" rx="1" fill="none" stroke="currentColor" stroke-width="1.5" />,
     ERROR: <path d="M6 1l5 9.5H1z" fill="currentColor" />,
@@ -45,6 +50,15 @@ export function Code({ value, longest = 200 }: { value: unknown; longest?: numbe
   );
 }
 
+// The rule that decided: its file without the directory, and its line.
+export function Rule({ rule }: { rule: string }) {
+  return (
+    <code class="untrusted" title={oneLine(rule, 500)}>
+      {oneLine(rule || "built-in", 500).replace(/^.*\//, "")}
+    </code>
+  );
+}
+
 export function Failure({ error, retry }: { error: ServiceError | undefined; retry?: () => void }) {
   if (!error) return null;
   return (
@@ -72,6 +86,7 @@ export function Copy({ text }: { text: string }) {
     <div class="copy">
       <code>{text}</code>
       <button
+        type="button"
         onClick={() => navigator.clipboard?.writeText(text).then(() => setDone(true)).catch(() => undefined)}
         title="Copy to the clipboard"
       >
@@ -112,7 +127,8 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
 // A line of small values, as tall as a line of text.
 export function Spark({ values, label, width = 64 }: { values: number[]; label: string; width?: number }) {
   if (values.length < 2) return <span class="spark dim">–</span>;
-  const top = Math.max(...values, 1);
+  // Of a core: a fraction of a percent is no peak.
+  const top = Math.max(...values, 5);
   const step = width / (values.length - 1);
   const points = values.map((value, index) => `${(index * step).toFixed(1)},${(15 - (13 * value) / top).toFixed(1)}`);
   return (

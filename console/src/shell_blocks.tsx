@@ -1,6 +1,6 @@
 // A shell session as blocks: each command with its output, its exit code and its duration, and a line to run one.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { call, fromBase64, newId, ServiceError, stream } from "./api.ts";
+import { call, newId, ServiceError, stream } from "./api.ts";
 import { duration, oneLine, plainOutput, secondsOf, size, visible } from "./format.ts";
 import { useNow } from "./hooks.ts";
 import { Time } from "./parts.tsx";
@@ -32,7 +32,7 @@ export function ShellBlocks(props: { sessionId: string; commands: Command[]; cal
         const decoder = decoders.get(key) ?? new TextDecoder();
         decoders.set(key, decoder);
         const before = pending.current.get(chunk.commandId) ?? { pieces: [], length: 0, skipped: 0 };
-        const text = chunk.payload ? decoder.decode(fromBase64(chunk.payload), { stream: true }) : "";
+        const text = chunk.payload ? decoder.decode(chunk.payload, { stream: true }) : "";
         pending.current.set(chunk.commandId, added(before, chunk.stream, text, Number(chunk.skippedBytes)));
         if (pending.current.size > MOST_BLOCKS) pending.current.delete(pending.current.keys().next().value!);
         if (!frame) {

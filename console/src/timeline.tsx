@@ -1,18 +1,33 @@
 // The strip under a terminal: the life of a session with marks, to look back and to return.
-import { useRef, useState } from "preact/hooks";
+import { useMemo, useRef, useState } from "preact/hooks";
 import { clock, clockSpan, oneLine } from "./format.ts";
 
-export type Mark = { time: number; kind: "command" | "failed" | "approval" | "takeover" | "event"; text: string };
+export type Mark = { time: number; kind: "command" | "prompt" | "failed" | "approval" | "takeover"; text: string };
 
 const SHAPES: Record<Mark["kind"], string> = {
   command: "M-1.5 -7h3v14h-3z",
   failed: "M0 -7l6 12h-12z",
   approval: "M-5 -5h10v10h-10z",
   takeover: "M0 -7l6 7-6 7-6-7z",
-  event: "M-3 0a3 3 0 1 0 6 0a3 3 0 1 0-6 0",
+  prompt: "M-2.5 0a2.5 2.5 0 1 0 5 0a2.5 2.5 0 1 0-5 0",
 };
+const NAMES: Record<Mark["kind"], string> = { command: "command", prompt: "prompt", failed: "failed", approval: "approval", takeover: "taken over" };
 // Marks nearer than this share of the strip are one: a thousand commands draw no solid bar.
 const NEAR = 1 / 400;
+
+// The marks in the order in which they cover each other, without those that the one beside them hides.
+function apart(marks: Mark[], near: number): Mark[] {
+  const order = { prompt: 0, command: 1, takeover: 2, approval: 3, failed: 4 };
+  const shown: Mark[] = [];
+  const last: Partial<Record<Mark["kind"], number>> = {};
+  for (const mark of [...marks].sort((a, b) => a.time - b.time)) {
+    const before = last[mark.kind];
+    if (before !== undefined && mark.time - before < near) continue;
+    last[mark.kind] = mark.time;
+    shown.push(mark);
+  }
+  return shown.sort((a, b) => order[a.kind] - order[b.kind]);
+}
 
 export function Timeline(props: { length: number; at: number; marks: Mark[]; live: boolean; began: number; onSeek: (time: number) => void }) {
   const strip = useRef<SVGSVGElement>(null);
@@ -32,10 +47,8 @@ export function Timeline(props: { length: number; at: number; marks: Mark[]; liv
     const mark = event.type === "pointerdown" ? near(time) : undefined;
     props.onSeek(mark && Math.abs(mark.time - time) < length / 150 ? mark.time : time);
   };
-  const order = { command: 0, event: 1, takeover: 2, approval: 3, failed: 4 };
-  const shown = [...props.marks]
-    .sort((a, b) => order[a.kind] - order[b.kind])
-    .filter((mark, index, all) => !all.slice(index + 1).some((other) => other.kind === mark.kind && Math.abs(other.time - mark.time) < length * NEAR));
+  const shown = useMemo(() => apart(props.marks, length * NEAR), [props.marks, Math.round(length)]);
+  const kinds = (Object.keys(SHAPES) as Mark["kind"][]).filter((kind) => shown.some((mark) => mark.kind === kind));
   return (
     <div class="timeline">
       <svg
@@ -80,7 +93,17 @@ export function Timeline(props: { length: number; at: number; marks: Mark[]; liv
       </svg>
       <div class="span">
         <span>{props.began ? clock(new Date(props.began * 1000).toISOString()) : ""}</span>
-        <span>{props.live ? "now" : clockSpan(length)}</span>
+        <span class="legend">
+          {kinds.map((kind) => (
+            <span key={kind}>
+              <svg width="12" height="12" viewBox="-8 -8 16 16" aria-hidden="true">
+                <path d={SHAPES[kind]} class={`mark ${kind}`} />
+              </svg>
+              {NAMES[kind]}
+            </span>
+          ))}
+        </span>
+        <span>{props.live ? "now" : `+${clockSpan(length)}`}</span>
       </div>
       {hover ? (
         <output class="untrusted" style={{ left: `${100 * hover.left}%` }}>

@@ -107,7 +107,8 @@ export type AuditRecord = {
 
 export type Frame = {
   token: Token;
-  payload: string;
+  // Empty in a message without output.
+  payload: Uint8Array | "";
   redraw: boolean;
   cols: number;
   rows: number;
@@ -118,7 +119,7 @@ export type Frame = {
 
 export type Chunk = {
   token: Token;
-  payload: string;
+  payload: Uint8Array | "";
   exitCode?: number;
   stream: string;
   commandId: string;
@@ -139,3 +140,21 @@ export type Sample = {
 };
 
 export type Caller = { agentId: string; role: "agent" | "operator"; version: string };
+
+export type ModelCall = {
+  callId: string;
+  startedAt: string;
+  model: string;
+  path: string;
+  status: number;
+  inputTokens: string;
+  outputTokens: string;
+  estimated: boolean;
+  money: number;
+  durationSeconds: number;
+  sessionId: string;
+};
+
+export type ModelTotal = { model: string; calls: string; inputTokens: string; outputTokens: string; money: number; failed: string };
+
+export type ModelCalls = { calls: ModelCall[]; totals: ModelTotal[]; more: boolean };

@@ -97,7 +97,7 @@ export function makeTerminal(options: ITerminalOptions & ITerminalInitOnlyOption
 // The largest font with which a terminal fits into this width and most of the window's height. Not smaller than can be
 // read: a narrow window scrolls sideways instead.
 export function fittingFont(cols: number, rows: number, width: number): number {
-  const font = Math.min(width / (cols * 0.6025), (0.72 * innerHeight) / (rows * 1.22), 20);
+  const font = Math.min(width / (cols * 0.6025), (0.72 * innerHeight) / (rows * 1.22), 24);
   return Math.max(7, Math.floor(10 * font) / 10);
 }
 

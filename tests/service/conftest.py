@@ -1,15 +1,53 @@
-"""A real PostgreSQL for tests: one cluster for each process that runs tests, one database for each test."""
+"""A real PostgreSQL for tests: one cluster for each process that runs tests, one database for each test.
+
+And a real Chromium for each module that tests pages.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import pytest_asyncio
 
 from holdfast.service.store import Store
 from tests.support.postgres import Cluster, memory, postgres_programs, running_cluster
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
+
+    from tests.service.browser import Console
+    from tests.service.running_service import RunningService
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    """A Chromium of this module, with a new and empty profile; the module has `asyncio(loop_scope="module")`."""
+    from playwright.async_api import async_playwright, expect
+
+    from tests.service.browser import ARGUMENTS, MILLISECONDS
+
+    expect.set_options(timeout=MILLISECONDS)
+    async with async_playwright() as driver:
+        # As root, as in a container, Chromium has no sandbox of its own.
+        browser = await driver.chromium.launch(
+            executable_path="/usr/bin/chromium", args=ARGUMENTS, chromium_sandbox=False
+        )
+        yield browser
+        await browser.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def console(browser: Browser, service: RunningService) -> AsyncIterator[Console]:
+    """A page of the module's service, without storage of others."""
+    from tests.service.browser import WATCH, Console
+
+    context = await browser.new_context(viewport={"width": 1280, "height": 900})
+    await context.add_init_script(WATCH)
+    yield Console(await context.new_page(), service)
+    await context.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """The plain console in a real Chromium, against texts of agents and pages of other sites that attack it.
 
-Chromium resolves no name but the one of the rebinding test, to 127.0.0.1, and every request that it makes is
-recorded: a request to anything but the service fails the test.
+Every request that Chromium makes is recorded: a request to anything but the service fails the test.
 """
 
 from __future__ import annotations
@@ -17,39 +16,26 @@ from typing import Any, Final
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Dialog, FloatRect, Page, Route, async_playwright, expect
+from playwright.async_api import Browser, Dialog, FloatRect, Page, Route, expect
 
-from tests.service.running_service import API, PATIENCE_SECONDS, RunningService, new_home, running_service
+from tests.service.browser import (
+    REBOUND,
+    WATCH,
+    WatchedPage,
+    attacks,
+    in_shell,
+    new_session,
+    service_with,
+)
+from tests.service.running_service import API, PATIENCE_SECONDS, RunningService
 from tests.support.parts import needs
 
 pytestmark = [needs("chromium"), pytest.mark.asyncio(loop_scope="module")]
 
-#: A name that an attacker's DNS lets resolve to this machine.
-REBOUND: Final = "rebound.example"
-ARGUMENTS: Final = [
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-]
 RULES: Final = """
 [profiles.default.commands]
 rules = [{ verdict = "ask", program = "rm" }, { verdict = "deny", program = "nc" }]
 """
-MILLISECONDS: Final = PATIENCE_SECONDS * 1000
-
-#: Records what a script of an attacker, or a mistake of the page's own, leaves behind.
-WATCH: Final = """
-  window.ran = [];
-  window.violations = [];
-  addEventListener("securitypolicyviolation", (event) =>
-    violations.push(`${event.effectiveDirective} ${event.blockedURI} ${event.sample}`));
-"""
-
-
 # --- the parts ---------------------------------------------------------------------------------------------------
 
 
@@ -96,10 +82,8 @@ def canary() -> Iterator[Canary]:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    rules = tmp_path_factory.mktemp("browser") / "rules.toml"
-    rules.write_text(RULES)
-    with new_home() as home, running_service(home, "--rules", str(rules)) as service:
+def service() -> Iterator[RunningService]:
+    with service_with(RULES) as service:
         yield service
 
 
@@ -108,33 +92,15 @@ def agent(service: RunningService) -> str:
     return service.home.new_agent("builder")
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    expect.set_options(timeout=MILLISECONDS)
-    async with async_playwright() as driver:
-        # As root, as in a container, Chromium has no sandbox of its own; the profile is new and empty.
-        browser = await driver.chromium.launch(
-            executable_path="/usr/bin/chromium", args=ARGUMENTS, chromium_sandbox=False
-        )
-        yield browser
-        await browser.close()
-
-
-class Watched:
-    """A page of the console, and everything that it did."""
+class Watched(WatchedPage):
+    """A page of the plain console."""
 
     def __init__(self, page: Page, service: RunningService, canary: Canary) -> None:
-        self.page = page
-        self.service = service
+        super().__init__(page, service)
         self.canary = canary
-        self.requested: list[str] = []
         self.referrers: list[str] = []
-        self.errors: list[str] = []
         self.dialogs: list[str] = []
-        page.set_default_timeout(MILLISECONDS)
-        page.on("request", lambda request: self.requested.append(request.url))
         page.on("request", lambda request: self.referrers.append(request.headers.get("referer", "")))
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("dialog", self._dialog)
 
     async def _dialog(self, dialog: Dialog) -> None:
@@ -157,10 +123,9 @@ class Watched:
         )
 
     async def unharmed(self) -> None:
-        """No script of an attacker ran, no markup came from data, and no request went beyond the service."""
-        ran, violations = await self.page.evaluate("() => [window.ran, window.violations]")
-        assert (ran, violations, self.errors, self.canary.hits) == ([], [], [], [])
-        assert [url for url in self.requested if not url.startswith(f"{self.service.http}/")] == []
+        """The same, and no markup came from data."""
+        await super().unharmed()
+        assert self.canary.hits == []
         assert await self.page.evaluate(FOREIGN) == []
 
 
@@ -195,25 +160,6 @@ async def console(browser: Browser, service: RunningService, canary: Canary) -> 
     await context.close()
 
 
-def attacks(canary: str) -> list[str]:
-    """Texts that run a script or load something where they become markup or an address."""
-    beacon = f"ran.push(1),fetch('{canary}/ran')"
-    return [
-        f'<img src=x onerror="{beacon}">',
-        f"<script>{beacon}</script>",
-        f'"><svg onload="{beacon}">',
-        f'\'><iframe srcdoc="<script>parent.{beacon}</script>">',
-        f"javascript:{beacon}",
-        f'<a href="javascript:{beacon}">x</a>',
-        f'<meta http-equiv=refresh content="0;url={canary}/refresh">',
-        f'<base href="{canary}/"><link rel=stylesheet href="{canary}/style">',
-        f"<style>@import url({canary}/import)</style><form action={canary}/form><button>",
-        f"</title></script></pre></td><script src={canary}/script></script>",
-        "<template><slot onslotchange=ran.push(1)></slot></template><details open ontoggle=ran.push(1)>",
-        "${ran.push(1)}{{constructor.constructor('ran.push(1)')()}}",
-    ]
-
-
 @contextmanager
 def waiting_command(service: RunningService, agent: str, session: str, command: str) -> Iterator[None]:
     """Inside it, `command` waits for an approval."""
@@ -229,16 +175,6 @@ def waiting_command(service: RunningService, agent: str, session: str, command: 
             service.post("AnswerApproval", service.operator, approvalId=each["approvalId"], approve=False)
         call.join(PATIENCE_SECONDS)
         assert answers
-
-
-def new_session(service: RunningService, agent: str, kind: str = "SHELL", **fields: Any) -> str:
-    made: str = service.call("CreateSession", agent, kind=kind, **fields)["sessionId"]
-    return made
-
-
-def in_shell(text: bytes) -> str:
-    """A command that prints `text`."""
-    return "echo " + base64.b64encode(text).decode() + " | base64 -d"
 
 
 # --- texts of agents ---------------------------------------------------------------------------------------------
@@ -259,7 +195,7 @@ async def test_hostile_output_labels_paths_commands_and_comments_stay_texts(
         ]
     )
     labels = {f"label {number}": text for number, text in enumerate(texts)}
-    session = new_session(service, agent, labels=labels, environment={"ATTACK": "\n".join(texts[:3])})
+    session = new_session(service, agent, kind="SHELL", labels=labels, environment={"ATTACK": "\n".join(texts[:3])})
     directory = "'" + texts[0].replace("/", "_").replace("'", "") + "'"
     service.call("RunCommand", agent, sessionId=session, command=f"mkdir {directory}; cd {directory}")
     service.call("RunCommand", agent, sessionId=session, command=in_shell(output))
@@ -309,7 +245,7 @@ async def test_every_string_of_every_reply_may_be_hostile(
     console: Watched, service: RunningService, agent: str, canary: Canary
 ) -> None:
     """The page trusts no field, not even those that the service makes itself: ids, kinds, reasons, summaries."""
-    session = new_session(service, agent, labels={"a": "b"})
+    session = new_session(service, agent, kind="SHELL", labels={"a": "b"})
     service.call("RunCommand", agent, sessionId=session, command="echo printed")
     everything = "".join(attacks(canary.address)) + "\u202e"
     answered: set[str] = set()
@@ -343,7 +279,7 @@ async def test_characters_of_a_command_stand_in_their_order(
     console: Watched, service: RunningService, agent: str
 ) -> None:
     """Letters that are written from right to left turn the digits and slashes between them around."""
-    session = new_session(service, agent)
+    session = new_session(service, agent, kind="SHELL")
     with waiting_command(service, agent, session, "rm -rf \u05d0/1/\u05d1 \u0627\u0644 keep"):
         await console.enter(service.operator)
         await console.shows("#approvals pre", "keep")
@@ -364,7 +300,7 @@ async def test_characters_without_ink_are_shown_by_their_number(
     console: Watched, service: RunningService, agent: str
 ) -> None:
     blanks = "\u00a0\u3164\u2800\u115f\ufe0f\U000e0100\u200b\u2003\u034f"
-    session = new_session(service, agent, labels={"blank": blanks})
+    session = new_session(service, agent, kind="SHELL", labels={"blank": blanks})
     with waiting_command(service, agent, session, f"rm {blanks}x"):
         await console.enter(service.operator)
         shown = "".join(f"\\u{{{ord(each):x}}}" for each in blanks)
@@ -377,7 +313,7 @@ async def test_marks_draw_nothing_over_the_fields_around(
 ) -> None:
     """Hundreds of combining marks on one letter would draw a column over the page."""
     marks = "\u0301" * 60
-    session = new_session(service, agent, labels={"marks": f"E{marks}"})
+    session = new_session(service, agent, kind="SHELL", labels={"marks": f"E{marks}"})
     service.call("RunCommand", agent, sessionId=session, command=in_shell(f"E{marks}\nE\u0301\u0301\n".encode()))
     # Each mark is printed after a letter, and \b puts it beside the one before.
     service.call("RunCommand", agent, sessionId=session, command=in_shell(b"E" + b"x\b\xcc\x81" * 60 + b"\n"))
@@ -461,7 +397,7 @@ async def test_clearing_a_long_line_over_and_over_costs_a_bounded_number_of_step
 async def test_the_token_is_in_the_storage_of_its_tab_and_nowhere_else(
     console: Watched, service: RunningService, agent: str
 ) -> None:
-    session = new_session(service, agent)
+    session = new_session(service, agent, kind="SHELL")
     await console.enter(agent, session)
     await console.shows("#facts", "builder")
     page = console.page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import json
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 import holdfast
 import holdfast.sync
+from holdfast.bridge.record import CallRecord
+from holdfast.bridge.types import TokenUsage
 from holdfast.errors import HandshakeFailed, InvalidParams
 from holdfast.service import problems
 from holdfast.service.api import Chunk, Control, CreateRequest, PolicyRequest
@@ -23,7 +26,7 @@ from holdfast.service.client import endpoint
 from holdfast.service.client.service_client import ServiceClient
 from holdfast.service.fronts.grpc import GrpcSettings
 from holdfast.service.fronts.listening import TlsFiles
-from holdfast.service.problems import Unavailable
+from holdfast.service.problems import NotNow, Unavailable
 from holdfast.session.v1 import session_pb2 as pb
 from tests.service.certificates import make_certificates
 from tests.service.fake_sessions import ANNA, OLGA, OverGrpc, chunk
@@ -105,6 +108,27 @@ async def test_an_approval_is_listed_answered_and_reported_as_an_event(service: 
         assert (await first).type == "SESSION_CLOSED"
         await events.aclose()
         await client.close_session(made.session_id, force=True)
+
+
+async def test_the_calls_of_a_bridge_are_recorded_in_a_session(service: RunningService) -> None:
+    async with holdfast.ServiceClient(service.grpc, token=service.operator) as client:
+        session = (await client.create_session(kind="shell")).session_id
+        usage = TokenUsage(input=1200, output=34, cached=1000)
+        async with client.recording_model_calls(session) as record:
+            for number in range(1, 151):
+                record(
+                    CallRecord(number, 1.5, "POST", "/v1/messages", model="m", status=200, usage=usage, money=0.5)
+                )
+            record(CallRecord(151, 2.5, "POST", "/v1/messages", model="m", cancelled=True))
+        rows = [row async for row in client.audit(session, kinds=["model_call"])]
+        assert len({row.command_id for row in rows}) == len(rows) == 151
+        body = json.loads(rows[0].body)
+        assert (body["model"], body["input_tokens"], body["cached_tokens"], body["money"]) == ("m", 1200, 1000, 0.5)
+        assert (body["by"], body["status"]) == ("operator", 200)
+        await client.close_session(session)
+        with pytest.raises(NotNow, match="CLOSED"):
+            async with client.recording_model_calls(session) as record:
+                record(CallRecord(1, 1.5, "POST", "/v1/messages"))
 
 
 def test_the_blocking_client_does_the_same(service: RunningService) -> None:

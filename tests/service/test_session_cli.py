@@ -66,11 +66,11 @@ def operator(service: RunningService) -> Operator:
 
 
 def test_a_service_that_does_not_run_is_named_with_the_next_step() -> None:
-    with new_place() as place, socket.create_server(("127.0.0.1", 0)) as unused:
+    with new_home() as home, socket.create_server(("127.0.0.1", 0)) as unused:
         address = f"http://127.0.0.1:{unused.getsockname()[1]}"
         unused.close()
         for variable in ("HOLDFAST_SERVICE", "HOLDFAST_SERVICE_ADDRESS"):
-            done = place.verb("session", "list", **{variable: address, "HOLDFAST_SERVICE_TOKEN": "hf_x"})
+            done = home.verb("session", "list", **{variable: address, "HOLDFAST_SERVICE_TOKEN": "hf_x"})
             assert done.returncode != 0
             assert done.stderr.startswith(f"holdfast: {address}: no service replies here"), done.stderr
             assert "`holdfast service`" in done.stderr

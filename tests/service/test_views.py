@@ -138,11 +138,11 @@ def test_a_reader_that_is_behind_gets_the_screen_and_the_others_every_byte(servi
         _, size = struct.unpack(">BI", reply.read(5))
         frame = json.loads(reply.read(size))
         payload = base64.b64decode(frame["payload"])
-        if frame["redraw"]:
-            assert b"%08d" % (lines - 1) in payload
-            skipped = int(frame["skippedBytes"])
+        # A screen that took too long to draw is not the last one: the next follows at once.
+        skipped += int(frame["skippedBytes"])
+        printed += 0 if frame["redraw"] else len(payload)
+        if b"%08d" % (lines - 1) in payload:
             break
-        printed += len(payload)
     client.close()
     assert printed <= BEHIND_BYTES + 64 * 1024
     assert skipped > 0

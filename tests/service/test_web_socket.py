@@ -53,6 +53,17 @@ async def test_a_stream_resumes_after_its_token_and_ends() -> None:
     assert seen.calls == [("http", "StreamOutput", "anna", "OK")]
 
 
+async def test_a_binary_message_has_the_output_beside_the_json() -> None:
+    async with OverHttp() as fronts, opened(fronts) as socket:
+        await ask(socket, binary=True)
+        message = await socket.recv()
+        assert isinstance(message, bytes)
+        length = int.from_bytes(message[:4], "big")
+        reply = json.loads(message[4 : 4 + length])["reply"]
+        assert (reply["payload"], message[4 + length :]) == ("", b"line 0\n")
+        assert reply["token"] == {"value": "00000001"}
+
+
 @pytest.mark.parametrize(
     ("first", "code"),
     [

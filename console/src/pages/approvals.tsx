@@ -3,7 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { call, ServiceError } from "../api.ts";
 import { clock, duration, oneLine, secondsOf, visible } from "../format.ts";
 import { useKeys, useLoad, useNow } from "../hooks.ts";
-import { Code, Empty, Failure, Skeleton, Text, Time } from "../parts.tsx";
+import { Code, Empty, Failure, Rule, Skeleton, Text, Time } from "../parts.tsx";
 import { Link, sessionPath } from "../router.tsx";
 import type { Approval, Command, Session } from "../types.ts";
 
@@ -22,7 +22,15 @@ export function Highlighted({ command, rule }: { command: string; rule: string }
   );
 }
 
-export function Approvals({ approvals, error, reload }: { approvals: Approval[] | undefined; error: ServiceError | undefined; reload: () => void }) {
+export type ApprovalsProps = {
+  approvals: Approval[] | undefined;
+  error: ServiceError | undefined;
+  reload: () => void;
+  sound: boolean;
+  onSound: (on: boolean) => void;
+};
+
+export function Approvals({ approvals, error, reload, sound, onSound }: ApprovalsProps) {
   const [chosen, setChosen] = useState("");
   const [asked, setAsked] = useState<{ id: string; approve: boolean }>();
   const [problem, setProblem] = useState("");
@@ -61,8 +69,17 @@ export function Approvals({ approvals, error, reload }: { approvals: Approval[] 
   });
 
   return (
-    <main class="narrow">
-      <h1 class="page">Approvals</h1>
+    <main>
+      <div class="page-head">
+        <h1 class="page">Approvals</h1>
+        <span class="dim">{approvals ? `${open.length} waiting` : ""}</span>
+        <span class="grow" />
+        <label class="check dim">
+          <input type="checkbox" checked={sound} onChange={(event) => onSound(event.currentTarget.checked)} /> sound for new ones
+        </label>
+      </div>
+      <div class="columns">
+      <section>
       <Failure error={error} retry={reload} />
       {problem ? (
         <div class="notice bad" role="alert">
@@ -97,21 +114,26 @@ export function Approvals({ approvals, error, reload }: { approvals: Approval[] 
                     <code>{oneLine(each.sessionId, 40)}</code>
                   </Link>
                 </span>
-                <Where sessionId={each.sessionId} />
                 <span class={left < 60 ? "asks" : "dim"}>{left > 0 ? `expires in ${duration(left)}` : "expired"}</span>
               </header>
               <Highlighted command={each.command} rule={each.rule} />
               <dl class="facts">
                 <dt>Reason</dt>
                 <dd class="untrusted">{visible(each.reason)}</dd>
+                <dt>Directory</dt>
+                <dd>
+                  <Where sessionId={each.sessionId} />
+                </dd>
                 <dt>Rule</dt>
-                <dd class="untrusted">{visible(each.rule) || "built-in"}</dd>
+                <dd>
+                  <Rule rule={each.rule} />
+                </dd>
                 <dt>Asked</dt>
                 <dd>
                   <Time at={each.askedAt} />
                 </dd>
+                {mine ? <Before sessionId={each.sessionId} /> : null}
               </dl>
-              {mine ? <Before sessionId={each.sessionId} /> : null}
               <div class="actions">
                 <input
                   placeholder="Comment for the audit"
@@ -131,7 +153,9 @@ export function Approvals({ approvals, error, reload }: { approvals: Approval[] 
           );
         })}
       </ol>
+      </section>
       <Answered key={approvals?.length} />
+      </div>
     </main>
   );
 }
@@ -140,10 +164,12 @@ function Where({ sessionId }: { sessionId: string }) {
   const session = useLoad<Session>(`where ${sessionId}`, (signal) => call("GetSession", { sessionId }, signal));
   const metadata = session.value?.metadata;
   return metadata ? (
-    <span class="dim untrusted">
-      {oneLine(metadata.cwd, 80)} on {oneLine(metadata.sandbox, 40)}
+    <span class="untrusted">
+      <code>{oneLine(metadata.cwd, 200)}</code> <span class="dim">in {oneLine(metadata.sandbox, 60)}</span>
     </span>
-  ) : null;
+  ) : (
+    <span class="dim">…</span>
+  );
 }
 
 // What the session did just before.
@@ -152,44 +178,46 @@ function Before({ sessionId }: { sessionId: string }) {
   const commands = (found.value?.commands ?? []).slice(0, 3);
   if (!commands.length) return null;
   return (
-    <details>
-      <summary>Ran before</summary>
+    <>
+      <dt>Ran before</dt>
+      <dd>
       <ul class="plain-list">
         {commands.map((each) => (
           <li key={each.commandId + each.number}>
-            <span class="dim">{clock(each.startedAt)}</span> <Code value={each.text} longest={120} /> {each.exitCode ? <span class="failed">✗ {each.exitCode}</span> : null}
+            <span class="dim number">{clock(each.startedAt)}</span> <Code value={each.text} longest={120} /> {each.exitCode ? <span class="failed">✗ {each.exitCode}</span> : each.exitCode === 0 ? <span class="ok">✓</span> : null}
           </li>
         ))}
       </ul>
-    </details>
+      </dd>
+    </>
   );
 }
+
+const OUTCOMES: Record<string, string> = { approved: "✓", refused: "✗", expired: "–", abandoned: "–" };
 
 function Answered() {
   const found = useLoad<{ approvals: Approval[] }>("answered", (signal) => call("ListApprovals", { ended: true }, signal));
   const ended = (found.value?.approvals ?? []).filter((each) => each.outcome).slice(0, 20);
-  if (!ended.length) return null;
   return (
-    <section>
+    <aside class="answered">
       <h2>Answered</h2>
-      <table class="answered">
-        <tbody>
-          {ended.map((each) => (
-            <tr key={each.approvalId}>
-              <td class="nowrap">
+      {found.value && !ended.length ? <p class="dim">Nothing yet.</p> : null}
+      <ol>
+        {ended.map((each) => (
+          <li key={each.approvalId}>
+            <div>
+              <span class={`outcome ${oneLine(each.outcome, 20)}`}>
+                {OUTCOMES[each.outcome] ?? "–"} {oneLine(each.outcome, 20)}
+              </span>
+              <span class="dim">
                 <Time at={each.askedAt} />
-              </td>
-              <td>
-                <span class={`outcome ${oneLine(each.outcome, 20)}`}>{oneLine(each.outcome, 20)}</span>
-              </td>
-              <td>
-                <Code value={each.command} longest={100} />
-              </td>
-              <td class="dim untrusted">{oneLine([each.answeredBy, each.comment].filter(Boolean).join(": "), 100)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </section>
+              </span>
+            </div>
+            <Code value={each.command} longest={100} />
+            <span class="dim untrusted">{oneLine([each.answeredBy, each.comment].filter(Boolean).join(": "), 200)}</span>
+          </li>
+        ))}
+      </ol>
+    </aside>
   );
 }

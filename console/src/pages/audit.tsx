@@ -14,13 +14,14 @@ type Verified = { holds: boolean; rows: string; sessions: string; breaks: string
 const KINDS: Record<string, string[]> = {
   // Without bookkeeping of the log and without events, which repeat what these rows say.
   "": [
-    ...["session_created", "close", "session_closed", "error", "sandbox_made", "sandbox_ending", "sandbox_removed", "takeover", "release"],
-    ...["input", "control", "command", "command_ended", "decision", "approval_answered"],
+    ...["session_created", "session_closed", "error", "sandbox_made", "sandbox_ending", "sandbox_removed", "takeover", "release"],
+    ...["input", "control", "command", "command_ended", "decision", "approval_answered", "model_call"],
   ],
   commands: ["command", "command_ended", "command_started"],
   typed: ["input", "control", "takeover", "release"],
   decisions: ["decision", "approval_answered"],
-  sessions: ["session_created", "session_closed", "error", "sandbox_made", "sandbox_ending", "sandbox_removed"],
+  models: ["model_call"],
+  sessions: ["session_created", "close", "session_closed", "error", "sandbox_made", "sandbox_ending", "sandbox_removed"],
   events: ["event"],
   everything: [],
 };
@@ -48,6 +49,8 @@ export function Audit({ caller }: { caller: Caller }) {
       <div class="page-head">
         <h1 class="page">Audit</h1>
         <Verification sessionId={fields.sessionId} caller={caller} />
+        <span class="grow" />
+        <Export fields={fields} />
       </div>
       <form class="filters" role="search" onSubmit={(event) => event.preventDefault()}>
         <input type="search" aria-label="Contains" placeholder="Contains" defaultValue={get("q")} onChange={(event) => set({ q: event.currentTarget.value })} />
@@ -61,7 +64,6 @@ export function Audit({ caller }: { caller: Caller }) {
         {caller.role === "operator" ? <input aria-label="Agent" placeholder="Agent" size={14} defaultValue={get("agent")} onChange={(event) => set({ agent: event.currentTarget.value.trim() })} /> : null}
         <input aria-label="Session" placeholder="Session" size={14} defaultValue={get("session")} onChange={(event) => set({ session: event.currentTarget.value.trim() })} />
         <input aria-label="Day" type="date" value={get("day")} onChange={(event) => set({ day: event.currentTarget.value })} />
-        <Export fields={fields} />
       </form>
       <Failure error={found.error} retry={found.reload} />
       {!found.value && found.loading ? <Skeleton rows={10} /> : null}
@@ -93,6 +95,16 @@ function withoutStarts(records: AuditRecord[]): AuditRecord[] {
 export function AuditTable({ records, commands, sessions = false }: { records: AuditRecord[]; commands: Map<string, Ran>; sessions?: boolean }) {
   return (
     <table class="audit">
+      {sessions ? (
+        <thead>
+          <tr>
+            <th>Time</th>
+            <th class="audit-session">Session</th>
+            <th>Event</th>
+            <th class="number">Row</th>
+          </tr>
+        </thead>
+      ) : null}
       <tbody>
         {records.map((record) => (
           <tr key={`${record.sessionId} ${record.seq}`} class={record.kind}>

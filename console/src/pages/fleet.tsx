@@ -1,4 +1,5 @@
 // The engines of the rules, and all sandboxes.
+import { useEffect } from "preact/hooks";
 import { call } from "../api.ts";
 import { duration, labelTexts, oneLine, plural, secondsOf } from "../format.ts";
 import { useLoad, useNow } from "../hooks.ts";
@@ -19,15 +20,25 @@ type Sandbox = {
   pool: string;
 };
 
+type Pool = { name: string; engine: string; warm: number; taken: number; creating: number; waiting: number; warmWanted: number; max: number; open: boolean };
+
+// Engines are listed for each refresh, so not more often.
+const EVERY_MS = 10_000;
+
 export function Fleet() {
-  const found = useLoad<{ engines: Engine[]; sandboxes: Sandbox[] }>("fleet", (signal) => call("ListSandboxes", {}, signal));
+  const found = useLoad<{ engines: Engine[]; sandboxes: Sandbox[]; pools: Pool[] }>("fleet", (signal) => call("ListSandboxes", {}, signal));
   const now = useNow() / 1000;
   const sandboxes = found.value?.sandboxes ?? [];
-  const pools = Map.groupBy(sandboxes.filter((each) => each.pool), (each) => each.pool);
+  useEffect(() => {
+    const timer = setInterval(() => !document.hidden && found.reload(), EVERY_MS);
+    return () => clearInterval(timer);
+  }, []);
   return (
     <main>
       <div class="page-head">
         <h1 class="page">Fleet</h1>
+        <span class="dim">{found.value ? `${plural(sandboxes.length, "sandbox", "sandboxes")} · ${sandboxes.filter((each) => each.sessions).length} in use` : ""}</span>
+        <span class="grow" />
         <button onClick={found.reload}>Refresh</button>
       </div>
       <Failure error={found.error} retry={found.reload} />
@@ -36,15 +47,25 @@ export function Fleet() {
         <div class="tiles">
           {found.value.engines.map((each) => (
             <div key={each.name} class={`tile ${each.problem ? "bad" : ""}`}>
+              <span class="dim">engine</span>
               <strong>{oneLine(each.name, 40)}</strong>
-              <span>{each.problem ? <Text value={each.problem} /> : each.installed ? plural(each.sandboxes, "sandbox").replace("sandboxs", "sandboxes") : "not installed here"}</span>
+              <span>{each.problem ? <span class="failed"><Text value={each.problem} /></span> : each.installed ? plural(each.sandboxes, "sandbox", "sandboxes") : <span class="dim">not installed here</span>}</span>
             </div>
           ))}
-          {[...pools].map(([name, all]) => (
-            <div key={name} class="tile">
-              <strong>pool {oneLine(name, 40)}</strong>
-              <span>
-                {all.length} made, {all.filter((each) => each.sessions).length} in use
+          {found.value.pools.map((each) => (
+            <div key={each.name} class={`tile pool ${each.open ? "" : "bad"}`}>
+              <span class="dim">pool on {oneLine(each.engine, 20)}</span>
+              <strong>{oneLine(each.name, 40)}</strong>
+              <Meter pool={each} />
+              <span class="number">
+                {each.open ? (
+                  <>
+                    {each.taken} in use · {each.warm} of {each.warmWanted} warm{each.creating ? ` · ${each.creating} being made` : ""} · at most {each.max}
+                    {each.waiting ? <span class="asks"> · {each.waiting} waiting</span> : null}
+                  </>
+                ) : (
+                  <span class="failed">its engine does not respond</span>
+                )}
               </span>
             </div>
           ))}
@@ -79,7 +100,7 @@ export function Fleet() {
                 </td>
                 <td class="number">{each.sessions}</td>
                 <td class="number">{each.createdAt ? duration(now - secondsOf(each.createdAt)) : "–"}</td>
-                <td class="number">{each.expiresAt ? duration(Math.max(0, secondsOf(each.expiresAt) - now)) : "never"}</td>
+                <td class="number expires">{each.expiresAt ? duration(Math.max(0, secondsOf(each.expiresAt) - now)) : "never"}</td>
                 <td>
                   {each.sessionId ? (
                     <Link to={sessionPath(each.sessionId)}>
@@ -102,5 +123,21 @@ export function Fleet() {
         </table>
       ) : null}
     </main>
+  );
+}
+
+// A cell for each sandbox that the pool may have: in use, warm, being made, free.
+function Meter({ pool }: { pool: Pool }) {
+  const cells = Math.min(pool.max, 40);
+  const kind = (index: number) => {
+    const at = (index * pool.max) / cells;
+    return at < pool.taken ? "taken" : at < pool.taken + pool.warm ? "warm" : at < pool.taken + pool.warm + pool.creating ? "creating" : "";
+  };
+  return (
+    <span class="meter" role="img" aria-label={`${pool.taken} in use, ${pool.warm} warm, ${pool.max} at most`}>
+      {Array.from({ length: cells }, (_, index) => (
+        <i key={index} class={kind(index)} />
+      ))}
+    </span>
   );
 }

@@ -1,29 +1,32 @@
 // One session: its terminal or its commands, its policy, its usage, its time line, and its replay.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { call, ServiceError, stream, type StreamState } from "../api.ts";
-import { clockSpan, duration, labelTexts, oneLine, plural, secondsOf, size, visible } from "../format.ts";
+import { clockSpan, duration, endWords, labelTexts, oneLine, plural, secondsOf, size, visible } from "../format.ts";
 import { useKeys, useLoad, useNow } from "../hooks.ts";
 import { LiveTerminal } from "../live_terminal.tsx";
-import { Code, Dialog, Failure, Skeleton, StateMark, Text, Time } from "../parts.tsx";
+import { ModelPanel, modelWords, useModelCalls } from "../model_calls.tsx";
+import { Code, Dialog, Failure, Skeleton, Spark, StateMark, Text, Time } from "../parts.tsx";
 import { loadRecording, Player, saveCast, type Recording } from "../player.tsx";
 import { go, Link, usePlace, withQuery } from "../router.tsx";
 import { ShellBlocks } from "../shell_blocks.tsx";
 import { Timeline, type Mark } from "../timeline.tsx";
-import type { Approval, AuditRecord, Caller, Command, Sample, Session, SessionEvent, State, Summary } from "../types.ts";
+import type { Approval, AuditRecord, Caller, Command, ModelCalls, Sample, Session, SessionEvent, State, Summary } from "../types.ts";
 import { bodyOf } from "../audit_words.tsx";
 import { AuditTable, commandTexts } from "./audit.tsx";
 import { UsageCharts } from "./usage.tsx";
 
 const SPEEDS = [0.5, 1, 2, 5, 10];
-type Tab = "commands" | "policy" | "usage" | "audit";
+const TABS = ["overview", "policy", "usage", "models", "audit"] as const;
+type Tab = (typeof TABS)[number];
 
 export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
   const place = usePlace();
   const session = useLoad<Session>(`session ${id}`, (signal) => call("GetSession", { sessionId: id }, signal));
   const commands = useLoad<{ commands: Command[]; nextPageToken: string }>(`commands ${id}`, (signal) => call("ListCommands", { sessionId: id }, signal));
   const marks = useLoad<{ records: AuditRecord[] }>(`marks ${id}`, (signal) =>
-    call("ListAudit", { sessionId: id, kinds: ["decision", "approval_answered", "takeover", "release", "error"], pageSize: 500, newestFirst: true }, signal),
+    call("ListAudit", { sessionId: id, kinds: ["decision", "approval_answered", "takeover", "release", "error", "input"], pageSize: 500, newestFirst: true }, signal),
   );
+  const models = useModelCalls(id);
   const asks = useLoad<{ approvals: Approval[] }>(`asks ${id}`, (signal) => call("ListApprovals", { sessionId: id }, signal));
   const [state, setState] = useState<State>();
   const [live, setLive] = useState<StreamState>("connecting");
@@ -32,7 +35,7 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
   const [fits, setFits] = useState(false);
   const [notice, setNotice] = useState<{ text: string; bad: boolean }>();
   const [closing, setClosing] = useState(false);
-  const [tab, setTab] = useState<Tab>("commands");
+  const [tab, setTab] = useState<Tab>("overview");
   const now = useNow();
 
   // One subscription for everything around the terminal; its positions lose no event over a reconnect.
@@ -46,6 +49,7 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
         commands.reload();
         marks.reload();
         asks.reload();
+        models.reload();
       }, 150);
     };
     const events = stream<SessionEvent>("SubscribeSessionEvents", () => ({ sessionId: id, since }), (event) => {
@@ -175,25 +179,31 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
                   {metadata!.cols} × {metadata!.rows}
                 </span>
               </div>
-              <Timeline length={length} at={length} marks={all} live began={began} onSeek={seek} />
+              <Timeline length={length} at={length} marks={all} live={!over} began={began} onSeek={seek} />
             </>
           ) : (
             <>
               <ShellBlocks sessionId={id} commands={commands.value?.commands ?? []} caller={caller} over={over} onNotice={say} />
-              <Timeline length={length} at={length} marks={all} live began={began} onSeek={seek} />
+              <Timeline length={length} at={length} marks={all} live={!over} began={began} onSeek={seek} />
             </>
           )}
         </section>
         <aside>
           <div class="tabs" role="tablist">
-            {(["commands", "policy", "usage", "audit"] as const).map((each) => (
+            {TABS.filter((each) => each !== "models" || models.value?.calls.length).map((each) => (
               <button key={each} role="tab" aria-selected={tab === each} onClick={() => setTab(each)}>
                 {each}
               </button>
             ))}
           </div>
-          {tab === "commands" ? <Commands commands={commands.value?.commands} more={!!commands.value?.nextPageToken} began={began} onSeek={seek} error={commands.error} /> : null}
+          {tab === "overview" ? (
+            <>
+              <Commands commands={commands.value?.commands} more={!!commands.value?.nextPageToken} began={began} onSeek={seek} error={commands.error} />
+              <Overview session={session.value} id={id} over={over} models={models.value} />
+            </>
+          ) : null}
           {tab === "policy" ? <Policy session={session.value} /> : null}
+          {tab === "models" ? <ModelPanel found={models} /> : null}
           {tab === "usage" ? <SessionUsage id={id} over={over} /> : null}
           {tab === "audit" ? <SessionAudit id={id} turn={commands.value?.commands.length ?? 0} /> : null}
         </aside>
@@ -226,7 +236,7 @@ function Ended({ session: { metadata, state } }: { session: Session }) {
   return (
     <div class={`notice ${state === "ERROR" ? "bad" : ""}`}>
       <span>
-        {state === "ERROR" ? "Failed" : "Closed"} <Time at={metadata.closedAt} />: <span class="untrusted">{visible(metadata.summary || metadata.closeReason)}</span>
+        {state === "ERROR" ? "Failed" : "Closed"} <Time at={metadata.closedAt} />: <span class="untrusted">{endWords(visible(metadata.summary || metadata.closeReason))}.</span>
         <span class="dim"> The audit log has its commands; the replay lasts as long as the sandbox keeps its output.</span>
       </span>
     </div>
@@ -234,17 +244,19 @@ function Ended({ session: { metadata, state } }: { session: Session }) {
 }
 
 function marksOf(commands: Command[], records: AuditRecord[], began: number): Mark[] {
-  const made: Mark[] = commands.map((each) => ({
-    time: secondsOf(each.startedAt) - began,
-    kind: each.exitCode ? "failed" : "command",
-    text: each.text + (each.exitCode ? ` — exit ${each.exitCode}` : ""),
-  }));
+  const made = commands.flatMap((each): Mark[] => [
+    { time: secondsOf(each.startedAt) - began, kind: each.exitCode ? "failed" : "command", text: each.text + (each.exitCode ? ` — exit ${each.exitCode}` : "") },
+    // The prompt that follows a command.
+    ...(each.endedAt ? [{ time: secondsOf(each.endedAt) - began, kind: "prompt" as const, text: `prompt after ${each.text}` }] : []),
+  ]);
   for (const record of records) {
     const body = bodyOf(record);
     const time = secondsOf(record.at) - began;
     if (record.kind === "decision") made.push({ time, kind: body.verdict === "ask" ? "approval" : "failed", text: `${body.verdict === "ask" ? "approval asked" : "refused"}: ${String(body.command ?? "")}` });
     else if (record.kind === "approval_answered") made.push({ time, kind: "approval", text: `${String(body.outcome)}: ${String(body.command ?? "")}` });
-    else if (record.kind === "error") made.push({ time, kind: "failed", text: String(body.detail ?? "error") });
+    else if (record.kind === "input") {
+      if (body.hidden) made.push({ time, kind: "prompt", text: "asked for hidden input" });
+    } else if (record.kind === "error") made.push({ time, kind: "failed", text: String(body.detail ?? "error") });
     else made.push({ time, kind: "takeover", text: `${record.kind} by ${String(body.by ?? "")}` });
   }
   return made;
@@ -341,7 +353,7 @@ function Commands(props: { commands: Command[] | undefined; more: boolean; began
   return (
     <section class="panel">
       <h2>
-        Commands <span class="dim">{plural(props.commands.length, "command")}{props.more ? " and more" : ""} · {failed} failed</span>
+        Commands <span class="dim">{props.commands.length.toLocaleString()}{props.more ? " and more" : ""} · {failed ? <span class="failed">{failed} failed</span> : "none failed"}</span>
       </h2>
       {!props.commands.length ? <p class="dim">None yet.</p> : null}
       <ol class="commands">
@@ -366,6 +378,53 @@ function Commands(props: { commands: Command[] | undefined; more: boolean; began
   );
 }
 
+// The short lines under the commands; the tabs have the whole.
+function Overview(props: { session: Session; id: string; over: boolean; models: ModelCalls | undefined }) {
+  const { metadata } = props.session;
+  const usage = useLoad<{ samples: Sample[] }>(`overview ${props.id}`, (signal) => call("ListUsage", { sessionId: props.id }, signal));
+  useEffect(() => {
+    if (props.over) return;
+    const timer = setInterval(() => !document.hidden && usage.reload(), 5000);
+    return () => clearInterval(timer);
+  }, [props.over]);
+  const samples = props.over ? [] : (usage.value?.samples ?? []);
+  const last = samples.at(-1);
+  const latest = samples.slice(-24);
+  return (
+    <section class="panel overview">
+      <dl class="facts">
+        <dt>Policy</dt>
+        <dd class="untrusted">
+          {oneLine(metadata.policy.profile, 40)} · network {oneLine(metadata.policy.network || "of the sandbox", 40)}
+        </dd>
+        <dt>Enforced</dt>
+        <dd class="untrusted">
+          {oneLine(metadata.enforced.join(" "), 200) || "nothing"}
+          {metadata.unenforced.length ? <span class="asks"> · not enforced: {oneLine(metadata.unenforced.join(" "), 200)}</span> : null}
+        </dd>
+        {last ? (
+          <>
+            <dt>CPU</dt>
+            <dd class="measure">
+              <Spark values={latest.map((each) => each.cpuPercent)} label="CPU" width={96} /> {last.cpuPercent.toFixed(1)} %
+            </dd>
+            <dt>Memory</dt>
+            <dd class="measure">
+              <Spark values={latest.map((each) => Number(each.memoryBytes) / 1e6)} label="Memory" width={96} /> {size(last.memoryBytes)} · {plural(last.processCount, "process", "processes")}
+            </dd>
+          </>
+        ) : null}
+        {props.models?.calls.length ? (
+          <>
+            <dt>Model</dt>
+            <dd>{modelWords(props.models)}</dd>
+          </>
+        ) : null}
+      </dl>
+    </section>
+  );
+}
+
 function Policy({ session: { metadata } }: { session: Session }) {
   const { policy } = metadata;
   const limits = Object.entries(policy.resources ?? {}).filter(([, value]) => Number(value));
@@ -385,7 +444,6 @@ function Policy({ session: { metadata } }: { session: Session }) {
   ];
   return (
     <section class="panel">
-      <h2>Policy</h2>
       <dl class="facts">
         {rows
           .filter(([, value]) => value)
@@ -411,7 +469,6 @@ function SessionUsage({ id, over }: { id: string; over: boolean }) {
   }, [over]);
   return (
     <section class="panel">
-      <h2>Usage</h2>
       <Failure error={usage.error} />
       {over ? <p class="dim">Samples are kept while a session is open.</p> : null}
       {usage.value && !over ? <UsageCharts samples={usage.value.samples} small /> : null}
@@ -424,9 +481,9 @@ function SessionAudit({ id, turn }: { id: string; turn: number }) {
   const records = rows.value?.records ?? [];
   return (
     <section class="panel">
-      <h2>
-        Audit <Link to={`/audit?${new URLSearchParams({ session: id })}`}>all rows</Link>
-      </h2>
+      <p>
+        <Link to={`/audit?${new URLSearchParams({ session: id })}`}>All rows, with filters and export</Link>
+      </p>
       <Failure error={rows.error} />
       <AuditTable records={records} commands={commandTexts(records)} />
     </section>

@@ -1,15 +1,24 @@
 // The table of sessions: live, filtered by the address, a page at a time.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { call, stream } from "../api.ts";
-import { duration, labelTexts, oneLine, plural, secondsOf, size } from "../format.ts";
+import { duration, labelTexts, oneLine, secondsOf, size } from "../format.ts";
 import { useKeys, useLoad, useNow } from "../hooks.ts";
 import { Code, Copy, Empty, Failure, Skeleton, Spark, StateMark, Text } from "../parts.tsx";
 import { go, Link, sessionPath, usePlace, withQuery, type Place } from "../router.tsx";
-import type { State, Summary } from "../types.ts";
+import type { Approval, State, Summary } from "../types.ts";
 
 const OPEN: State[] = ["RUNNING", "BUSY", "IDLE", "CLOSING", "UNKNOWN"];
 const CHOICES: Record<string, State[]> = { open: OPEN, busy: ["BUSY"], idle: ["IDLE"], error: ["ERROR"], closed: ["CLOSED"], all: [] };
 const PAGE = 100;
+// Columns that order the rows of the page; the service orders pages by age alone.
+const ORDERS: Record<string, (a: Summary, b: Summary) => number> = {
+  state: (a, b) => rank(a) - rank(b),
+  agent: (a, b) => a.agentId.localeCompare(b.agentId),
+  cpu: (a, b) => (b.usage?.cpuPercent ?? -1) - (a.usage?.cpuPercent ?? -1),
+  memory: (a, b) => Number(b.usage?.memoryBytes ?? -1) - Number(a.usage?.memoryBytes ?? -1),
+};
+// What needs a person first, then what runs.
+const rank = (each: Summary) => (each.approvals ? 0 : ["ERROR", "BUSY", "RUNNING", "IDLE", "UNKNOWN", "CLOSING", "CLOSED"].indexOf(each.state) + 1);
 
 export type SummaryPage = { sessions: Summary[]; nextPageToken: string; counts: Record<string, number> };
 
@@ -25,7 +34,7 @@ export function listFields(query: URLSearchParams): object {
   };
 }
 
-export function Sessions() {
+export function Sessions({ approvals }: { approvals: Approval[] }) {
   const place = usePlace();
   const fields = listFields(place.query);
   const page = place.query.get("page") ?? "";
@@ -44,7 +53,13 @@ export function Sessions() {
   }, [found.value]);
   useEffect(() => setChosen(-1), [key]);
 
-  const rows = useMemo(() => (found.value?.sessions ?? []).map((each) => changed[each.sessionId] ?? each), [found.value, changed]);
+  const sort = place.query.get("sort") ?? "";
+  const rows = useMemo(() => {
+    const current = (found.value?.sessions ?? []).map((each) => changed[each.sessionId] ?? each);
+    const order = ORDERS[sort];
+    return order ? current.sort(order) : current;
+  }, [found.value, changed, sort]);
+  const asked = useMemo(() => new Map(approvals.map((each) => [each.sessionId, each.command])), [approvals]);
   const ids = rows.map((each) => each.sessionId).join(" ");
   const shown = useRef<Set<string>>(new Set());
   shown.current = new Set(ids ? ids.split(" ") : []);
@@ -87,17 +102,19 @@ export function Sessions() {
   const open = (counts.RUNNING ?? 0) + (counts.CLOSING ?? 0) + (counts.UNKNOWN ?? 0);
   return (
     <main>
-      <Filters place={place} searchField={search} />
-      <div class="status-line" role="status">
-        <span>
-          {plural(open, "session")} open · {counts.ERROR ?? 0} in error · {(counts.CLOSED ?? 0).toLocaleString()} closed
+      <div class="page-head">
+        <h1 class="page">Sessions</h1>
+        <span class="dim counts" role="status">
+          {open.toLocaleString()} open · {counts.ERROR ? <span class="failed">{counts.ERROR.toLocaleString()} in error</span> : "0 in error"} · {(counts.CLOSED ?? 0).toLocaleString()} closed
         </span>
+        {ORDERS[sort] && found.value?.nextPageToken ? <span class="dim">the rows of this page are sorted</span> : null}
         {fresh.length ? (
           <button class="pill" onClick={() => (page ? go(withQuery(place, { page: "" })) : found.reload())}>
             {fresh.length} new
           </button>
         ) : null}
       </div>
+      <Filters place={place} searchField={search} />
       <Failure error={found.error} retry={found.reload} />
       {!found.value && found.loading ? <Skeleton rows={8} /> : null}
       {found.value && !rows.length ? <NoSessions filtered={place.query.toString() !== ""} /> : null}
@@ -105,20 +122,20 @@ export function Sessions() {
         <table class="sessions">
           <thead>
             <tr>
-              <th>State</th>
-              <th>Session</th>
-              <th class="agent">Agent</th>
+              <Heading place={place} name="State" order="state" />
+              <th class="id">Session</th>
+              <Heading place={place} name="Agent" order="agent" class="agent" />
               <th class="sandbox">Sandbox</th>
               <th class="command">Command</th>
-              <th class="age number">Age</th>
-              <th class="cpu">CPU</th>
-              <th class="memory number">Memory</th>
+              <Heading place={place} name="Age" order={sort === "oldest" ? "" : "oldest"} class="age number" sorted={sort === "oldest" ? "descending" : sort ? undefined : "ascending"} />
+              <Heading place={place} name="CPU" order="cpu" class="cpu" />
+              <Heading place={place} name="Memory" order="memory" class="memory number" />
               <th class="labels">Labels</th>
             </tr>
           </thead>
           <tbody ref={table}>
             {rows.map((row, index) => (
-              <Row key={row.sessionId} row={row} now={now} chosen={index === chosen} place={place} />
+              <Row key={row.sessionId} row={row} asked={asked.get(row.sessionId)} now={now} chosen={index === chosen} place={place} />
             ))}
           </tbody>
         </table>
@@ -131,7 +148,21 @@ export function Sessions() {
   );
 }
 
-function Row({ row, now, chosen, place }: { row: Summary; now: number; chosen: boolean; place: Place }) {
+// The heading of a column that orders the rows; again for the order of the service.
+function Heading(props: { place: Place; name: string; order: string; class?: string; sorted?: "ascending" | "descending" | undefined }) {
+  const current = props.place.query.get("sort") === props.order && props.order !== "";
+  const sorted = props.sorted ?? (current ? "descending" : undefined);
+  return (
+    <th class={props.class} aria-sort={sorted}>
+      <Link to={withQuery(props.place, { sort: current ? "" : props.order, page: "" })} class="order" title={`Order by ${props.name.toLowerCase()}`}>
+        {props.name}
+        <span aria-hidden="true">{sorted === "ascending" ? "▴" : sorted ? "▾" : ""}</span>
+      </Link>
+    </th>
+  );
+}
+
+function Row({ row, asked, now, chosen, place }: { row: Summary; asked: string | undefined; now: number; chosen: boolean; place: Place }) {
   const over = row.state === "CLOSED" || row.state === "ERROR";
   const age = (over ? secondsOf(row.closedAt) : now / 1000) - secondsOf(row.createdAt);
   const labels = labelTexts(row.labels);
@@ -155,9 +186,23 @@ function Row({ row, now, chosen, place }: { row: Summary; now: number; chosen: b
         <Text value={row.sandbox} longest={40} />
       </td>
       <td class="command">
-        {row.approvals ? <span class="asks">needs approval <span class="dim">after </span></span> : null}
-        {over ? <span class="dim untrusted">{oneLine(row.closeReason, 80)}</span> : row.command ? <Code value={row.command} longest={90} /> : <span class="dim">—</span>}
-        {!over && row.exitCode ? <span class="failed"> ✗ {row.exitCode}</span> : null}
+        {row.approvals && !over ? (
+          <>
+            <Link to="/approvals" class="asks">
+              needs approval
+            </Link>{" "}
+            {asked ? <Code value={asked} longest={90} /> : null}
+          </>
+        ) : over ? (
+          <span class="dim untrusted">{oneLine(row.closeReason, 80)}</span>
+        ) : row.command ? (
+          <>
+            {row.exitCode ? <span class="failed">✗ {row.exitCode} </span> : null}
+            <Code value={row.command} longest={90} />
+          </>
+        ) : (
+          <span class="dim">—</span>
+        )}
       </td>
       <td class="age number">{duration(Math.max(1, age))}</td>
       <td class="cpu">
@@ -221,6 +266,11 @@ function Filters({ place, searchField }: { place: Place; searchField: { current:
       <select aria-label="Order" value={place.query.get("sort") ?? ""} onChange={(event) => set({ sort: event.currentTarget.value })}>
         <option value="">newest first</option>
         <option value="oldest">oldest first</option>
+        {Object.keys(ORDERS).map((each) => (
+          <option key={each} value={each}>
+            by {each === "cpu" ? "CPU" : each}
+          </option>
+        ))}
       </select>
       {chips.map(([name, value]) => (
         <button type="button" key={name + value} class="chip" onClick={() => without(name, value)} title="Remove this filter">

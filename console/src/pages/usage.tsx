@@ -4,7 +4,8 @@ import { call } from "../api.ts";
 import { Chart, rates } from "../charts.tsx";
 import { plural, secondsOf, size } from "../format.ts";
 import { useLoad } from "../hooks.ts";
-import { Failure, Spark, StateMark, Text } from "../parts.tsx";
+import { ModelTable, modelWords, useModelCalls } from "../model_calls.tsx";
+import { Empty, Failure, Skeleton, Spark, StateMark, Text } from "../parts.tsx";
 import { Link, sessionPath } from "../router.tsx";
 import type { Caller, Sample } from "../types.ts";
 import type { SummaryPage } from "./sessions.tsx";
@@ -38,6 +39,7 @@ export function Usage({ caller }: { caller: Caller }) {
   }, []);
   const rows = (sessions.value?.sessions ?? []).filter((each) => each.usage).sort((a, b) => (b.usage!.cpuPercent - a.usage!.cpuPercent) || Number(b.usage!.memoryBytes) - Number(a.usage!.memoryBytes));
   const last = totals.value?.samples.at(-1);
+  const models = useModelCalls("", operator);
   return (
     <main>
       <div class="page-head">
@@ -45,13 +47,23 @@ export function Usage({ caller }: { caller: Caller }) {
         <span class="dim">{last ? `${plural(last.sessions, "session")} of this replica, the last hour` : operator ? "" : "your sessions now"}</span>
       </div>
       <Failure error={totals.error ?? sessions.error} />
+      {!sessions.value && sessions.loading ? <Skeleton rows={6} /> : null}
       {operator && totals.value ? <UsageCharts samples={totals.value.samples} /> : null}
+      {models.value?.totals.length ? (
+        <>
+          <h2>
+            Model calls <span class="dim">{modelWords(models.value)}</span>
+          </h2>
+          <ModelTable totals={models.value.totals} />
+        </>
+      ) : null}
       <h2>Sessions by use</h2>
+      {rows.length ? (
       <table class="usage">
         <thead>
           <tr>
-            <th>Session</th>
             <th>State</th>
+            <th>Session</th>
             <th>Agent</th>
             <th class="number">CPU</th>
             <th class="cpu" />
@@ -64,12 +76,12 @@ export function Usage({ caller }: { caller: Caller }) {
           {rows.slice(0, 50).map((each) => (
             <tr key={each.sessionId}>
               <td>
+                <StateMark state={each.state} approvals={each.approvals} />
+              </td>
+              <td>
                 <Link to={sessionPath(each.sessionId)}>
                   <code>{each.sessionId.slice(0, 14)}</code>
                 </Link>
-              </td>
-              <td>
-                <StateMark state={each.state} approvals={each.approvals} />
               </td>
               <td>
                 <Text value={each.agentId} longest={30} />
@@ -85,7 +97,8 @@ export function Usage({ caller }: { caller: Caller }) {
           ))}
         </tbody>
       </table>
-      {sessions.value && !rows.length ? <p class="dim">No session has a sample yet.</p> : null}
+      ) : null}
+      {sessions.value && !rows.length ? <Empty title="No session has a sample yet">The monitor takes one of each open session every few seconds.</Empty> : null}
     </main>
   );
 }

@@ -45,7 +45,10 @@ export function Wall() {
   }, [ids]);
   return (
     <main>
-      <h1 class="page">Wall</h1>
+      <div class="page-head">
+        <h1 class="page">Wall</h1>
+        <span class="dim">{found.value ? `${terminals.length} ${terminals.length === 1 ? "terminal" : "terminals"}${terminals.length === MOST ? ", the newest" : ""}` : ""}</span>
+      </div>
       <Failure error={found.error} retry={found.reload} />
       {!found.value && found.loading ? <Skeleton rows={4} /> : null}
       {found.value && !terminals.length ? <Empty title="No terminal is open">Shells without a terminal are in the list of sessions.</Empty> : null}
@@ -66,12 +69,13 @@ function Thumbnail({ session, screen, now }: { session: Summary; screen: Screen 
   }, [drawing, screen?.cols]);
   return (
     <Link to={sessionPath(session.sessionId)} class="thumbnail">
-      <canvas ref={canvas} width="480" height="300" role="img" aria-label={`Screen of ${session.sessionId}`} />
+      <canvas ref={canvas} width="720" height="450" role="img" aria-label={`Screen of ${session.sessionId}`} />
+      {!screen ? <p class="over-canvas">Drawing…</p> : null}
       {screen?.problem ? <p class="untrusted over-canvas">{oneLine(screen.problem, 120)}</p> : null}
       <div>
         <StateMark state={session.state} approvals={session.approvals} />
         <Text value={session.agentId} longest={24} />
-        <code class="dim">{session.sessionId.slice(0, 10)}</code>
+        <code class="dim untrusted command">{oneLine(session.command || session.sessionId.slice(0, 12), 80)}</code>
         <span class="dim number">{duration(now / 1000 - secondsOf(session.createdAt))}</span>
       </div>
     </Link>

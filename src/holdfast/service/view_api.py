@@ -158,11 +158,26 @@ class SandboxState(ServiceStruct, frozen=True):
     pool: str = ""
 
 
+class PoolState(ServiceStruct, frozen=True):
+    """A pool of the rules, as this replica has it; `open` is False while its engine does not respond."""
+
+    name: str
+    engine: str
+    warm: int = 0
+    taken: int = 0
+    creating: int = 0
+    waiting: int = 0
+    warm_wanted: int = 0
+    max: int = 0
+    open: bool = False
+
+
 class FleetState(ServiceStruct, frozen=True):
-    """The engines of the rules, and the sandboxes of them and of open sessions."""
+    """The engines and pools of the rules, and the sandboxes of them and of open sessions."""
 
     engines: tuple[EngineState, ...]
     sandboxes: tuple[SandboxState, ...]
+    pools: tuple[PoolState, ...] = ()
 
 
 class AuditState(ServiceStruct, frozen=True):
@@ -177,8 +192,46 @@ class AuditState(ServiceStruct, frozen=True):
     head_hash: str
 
 
+class ModelCall(ServiceStruct, frozen=True):
+    """An ended call of a model, as a bridge recorded it."""
+
+    call_id: str
+    started_at: float
+    model: str = ""
+    path: str = ""
+    status: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    #: The reply had no counts: they are estimated from its length.
+    estimated: bool = False
+    money: float = 0.0
+    duration_seconds: float = 0.0
+    session_id: str = ""
+    by: str = ""
+
+
+class ModelTotal(ServiceStruct, frozen=True):
+    """The sums of the calls of one model."""
+
+    model: str
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    money: float = 0.0
+    failed: int = 0
+
+
+class ModelCalls(ServiceStruct, frozen=True):
+    """The latest calls, and the sums by model; with `more`, older calls are in neither."""
+
+    calls: tuple[ModelCall, ...]
+    totals: tuple[ModelTotal, ...]
+    more: bool = False
+
+
 class ViewApi(Protocol):
-    """The methods of the protocol that only read for display, and `take_over`."""
+    """The methods of the protocol that only read for display, `take_over` and `record_model_calls`."""
 
     async def summaries(
         self, caller: Caller, which: SummaryFilter, *, page_size: int = 100, page_token: str = ""
@@ -209,3 +262,9 @@ class ViewApi(Protocol):
     async def verify_audit(self, caller: Caller, session_id: str = "") -> AuditState: ...
 
     async def take_over(self, caller: Caller, session_id: str, *, release: bool = False) -> None: ...
+
+    async def record_model_calls(self, caller: Caller, session_id: str, calls: Sequence[ModelCall]) -> None:
+        """Add calls to the log of a session; a call whose id the log has is left out."""
+        ...
+
+    async def model_calls(self, caller: Caller, session_id: str = "") -> ModelCalls: ...

@@ -43,3 +43,4 @@ class ServiceClient(Closing[service_client.ServiceClient]):
     audit = Streaming(service_client.ServiceClient.audit)
     list_approvals = Blocking(service_client.ServiceClient.list_approvals)
     answer_approval = Blocking(service_client.ServiceClient.answer_approval)
+    record_model_calls = Blocking(service_client.ServiceClient.record_model_calls)

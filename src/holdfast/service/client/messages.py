@@ -26,6 +26,7 @@ from holdfast.service.api import (
 )
 from holdfast.service.client.types import CreatedSession, Session
 from holdfast.service.types import Approval, AuditRow, ServiceStruct
+from holdfast.service.view_api import ModelCall
 from holdfast.session.v1 import session_pb2 as pb
 
 _Struct = TypeVar("_Struct", bound=ServiceStruct)
@@ -73,6 +74,10 @@ def run(request: RunRequest) -> pb.RunCommandRequest:
 
 def control(action: Control) -> pb.ControlAction:
     return pb.ControlAction(type=action.type, cols=action.cols or None, rows=action.rows or None)
+
+
+def model_call(call: ModelCall) -> pb.ModelCall:
+    return pb.ModelCall(**(msgspec.structs.asdict(call) | {"started_at": timestamp(call.started_at)}))
 
 
 def timestamp(seconds: float | None) -> Timestamp | None:

@@ -7,11 +7,13 @@ the service acts once. Streams resume after the last item that was yielded.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 from holdfast.client.defaults import StrPath
 from holdfast.errors import InvalidParams
@@ -31,8 +33,12 @@ from holdfast.service.api import (
     SessionEvent,
 )
 from holdfast.service.client.endpoint import endpoint
-from holdfast.service.client.types import CreatedSession, Session
+from holdfast.service.client.types import CreatedSession, Session, model_call
 from holdfast.service.types import Approval, AuditRow, EventType, Kind, State
+from holdfast.service.view_api import ModelCall
+
+if TYPE_CHECKING:
+    from holdfast.bridge.record import CallRecord
 
 #: How long a call may take beyond the time that the request itself allows: the first session in a new sandbox
 #: takes some seconds.
@@ -41,6 +47,10 @@ TIMEOUT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 60.0
 #: Rows and sessions of one page, the largest that the service returns.
 _PAGE: Final = 1_000
+#: Model calls of one report, as many as the service takes; and those that wait while it is unreachable: more than
+#: an agent makes in `RETRY_SECONDS`. Of more, the oldest are left out.
+_CALLS: Final = 100
+_MOST_WAITING: Final = 10_000
 
 _Item = TypeVar("_Item")
 
@@ -322,6 +332,47 @@ class ServiceClient:
             if each.approval_id == approval_id:
                 return each.outcome == outcome and each.comment == comment
         return False
+
+    # --- model calls ---------------------------------------------------------------------------------------------
+
+    async def record_model_calls(self, session_id: str, calls: Sequence[ModelCall]) -> None:
+        """Add ended model calls to the log of a session. A call whose `call_id` the log has is left out."""
+        for at in range(0, len(calls), _CALLS):
+            request = self._pb.RecordModelCallsRequest(
+                session_id=session_id, calls=map(self._messages.model_call, calls[at : at + _CALLS])
+            )
+            await self._call("RecordModelCalls", request)
+
+    @contextlib.asynccontextmanager
+    async def recording_model_calls(self, session_id: str) -> AsyncIterator[Callable[[CallRecord], None]]:
+        """Yield a function for `on_call` of a bridge, which records its calls in a session.
+
+        Calls are sent in the background, and the last ones when the block ends. A failure to send is raised at the
+        end of the block: it must not end the agent.
+        """
+        prefix, ended = _new_id(), False
+        waiting: deque[ModelCall] = deque(maxlen=_MOST_WAITING)
+        changed = asyncio.Event()
+
+        def add(record: CallRecord) -> None:
+            waiting.append(model_call(record, prefix))
+            changed.set()
+
+        async def send() -> None:
+            while waiting or not ended:
+                await changed.wait()
+                changed.clear()
+                calls = list(waiting)
+                waiting.clear()
+                await self.record_model_calls(session_id, calls)
+
+        sending = asyncio.create_task(send())
+        try:
+            yield add
+        finally:
+            ended = True
+            changed.set()
+            await sending
 
     # --- calls ---------------------------------------------------------------------------------------------------
 

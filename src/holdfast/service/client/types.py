@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from holdfast.service.api import PolicyRequest
 from holdfast.service.types import OVER, Kind, ResourceUsage, ServiceStruct, State
+from holdfast.service.view_api import ModelCall
+
+if TYPE_CHECKING:
+    from holdfast.bridge.record import CallRecord
 
 
 class Session(ServiceStruct, frozen=True):
@@ -50,3 +56,21 @@ class CreatedSession(Session, frozen=True):
 
     prompt: str = ""
     token: str = ""
+
+
+def model_call(record: CallRecord, prefix: str) -> ModelCall:
+    """Return a record of a bridge without its texts; the call's id is its number after `prefix`."""
+    usage = record.usage
+    return ModelCall(
+        call_id=f"{prefix}-{record.number}",
+        started_at=record.started_at,
+        model=record.model,
+        path=record.path,
+        status=record.status,
+        input_tokens=0 if usage is None else usage.input,
+        output_tokens=0 if usage is None else usage.output,
+        cached_tokens=0 if usage is None else usage.cached,
+        estimated=record.usage_estimated,
+        money=record.money,
+        duration_seconds=record.latency,
+    )

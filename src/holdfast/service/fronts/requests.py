@@ -25,7 +25,7 @@ from holdfast.service.api import (
 from holdfast.service.policy.ports import parse_ports, show_ports
 from holdfast.service.problems import Invalid
 from holdfast.service.types import CloseMode, EventType, Guard, Network, Resources, State
-from holdfast.service.view_api import SummaryFilter
+from holdfast.service.view_api import ModelCall, SummaryFilter
 from holdfast.session.v1 import session_pb2 as pb
 from holdfast.types import MAX_SESSION_SIDE
 
@@ -313,6 +313,33 @@ def session_ids(values: Iterable[str], most: int) -> tuple[str, ...]:
     values = list(values)
     _count(values, "session_ids", most)
     return tuple(identifier(each, f"session_ids[{i}]", required=True) for i, each in enumerate(values))
+
+
+def model_calls(values: Iterable[pb.ModelCall], most: int) -> list[ModelCall]:
+    values = list(values)
+    _count(values, "calls", most)
+    return [_model_call(each, f"calls[{i}]") for i, each in enumerate(values)]
+
+
+def _model_call(call: pb.ModelCall, field: str) -> ModelCall:
+    counts = {name: getattr(call, name) for name in ("input_tokens", "output_tokens", "cached_tokens")}
+    for name, value in counts.items():
+        if value > LARGEST_INTEGER:
+            raise invalid(f"{field}.{name}", f"is more than {LARGEST_INTEGER}")
+    amounts = {name: getattr(call, name) for name in ("money", "duration_seconds")}
+    for name, value in amounts.items():
+        if not 0 <= value < math.inf:
+            raise invalid(f"{field}.{name}", "must be a number from 0 on")
+    return ModelCall(
+        call_id=identifier(call.call_id, f"{field}.call_id", required=True),
+        started_at=call.started_at.seconds + call.started_at.nanos / 1e9,
+        model=line(call.model, f"{field}.model", LONGEST_LABEL),
+        path=line(call.path, f"{field}.path", LONGEST_PATH),
+        status=call.status,
+        estimated=call.estimated,
+        **counts,
+        **amounts,
+    )
 
 
 def audit_filter(request: pb.ListAuditRequest) -> AuditFilter:

@@ -16,6 +16,8 @@ from holdfast.session.v1 import session_pb2 as pb
 #: Screens of one call, and sessions whose usage one stream follows: a wall, and a page of a list.
 MOST_SCREENS: Final = 50
 MOST_FOLLOWED: Final = 200
+#: Model calls of one report: more than an agent makes between two of them.
+MOST_CALLS: Final = 100
 
 
 class ViewHandler:
@@ -97,6 +99,7 @@ class ViewHandler:
         return pb.ListSandboxesResponse(
             engines=[replies.message(pb.EngineState, each) for each in found.engines],
             sandboxes=[replies.message(pb.SandboxState, each) for each in found.sandboxes],
+            pools=[replies.message(pb.PoolState, each) for each in found.pools],
         )
 
     async def verify_audit(self, caller: Caller, request: pb.VerifyAuditRequest) -> pb.VerifyAuditResponse:
@@ -106,6 +109,23 @@ class ViewHandler:
     async def take_over(self, caller: Caller, request: pb.TakeOverRequest) -> pb.TakeOverResponse:
         await self._views.take_over(caller, requests.session_id(request), release=request.release)
         return pb.TakeOverResponse()
+
+    async def record_model_calls(
+        self, caller: Caller, request: pb.RecordModelCallsRequest
+    ) -> pb.RecordModelCallsResponse:
+        calls = requests.model_calls(request.calls, MOST_CALLS)
+        await self._views.record_model_calls(caller, requests.session_id(request), calls)
+        return pb.RecordModelCallsResponse()
+
+    async def list_model_calls(
+        self, caller: Caller, request: pb.ListModelCallsRequest
+    ) -> pb.ListModelCallsResponse:
+        found = await self._views.model_calls(caller, requests.session_id(request, required=False))
+        return pb.ListModelCallsResponse(
+            calls=[replies.message(pb.ModelCall, each) for each in found.calls],
+            totals=[replies.message(pb.ModelTotal, each) for each in found.totals],
+            more=found.more,
+        )
 
 
 def _summary(summary: SessionSummary) -> pb.SessionSummary:

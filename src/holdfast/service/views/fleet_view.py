@@ -7,12 +7,14 @@ from collections import Counter
 from typing import Final
 
 from holdfast.errors import HoldfastError
+from holdfast.fleet.pool import PoolStatus
 from holdfast.fleet.record import SandboxRef
 from holdfast.service.policy.profiles import PolicyRules
+from holdfast.service.sandboxes.session_pools import PREFIX
 from holdfast.service.sandboxes.session_sandboxes import SessionSandboxes
 from holdfast.service.sessions.backend.connections import SandboxConnections
 from holdfast.service.store import Store
-from holdfast.service.view_api import EngineState, FleetState, SandboxState
+from holdfast.service.view_api import EngineState, FleetState, PoolState, SandboxState
 
 #: How long an engine may take to list its sandboxes.
 LIST_SECONDS: Final = 10.0
@@ -42,7 +44,7 @@ async def list_fleet(
                 sessions=sessions[address] + sessions[ref.address],
                 connected=address in pool.addresses or ref.address in pool.addresses,
                 session_id=owners.get(address, ""),
-                pool=ref.record.pool,
+                pool=ref.record.pool.removeprefix(PREFIX),
             )
     for address in {*sessions, *pool.addresses} - {
         *sandboxes,
@@ -51,7 +53,33 @@ async def list_fleet(
         connected = address in pool.addresses
         state = "running" if connected else "not connected"
         sandboxes[address] = SandboxState(address, state=state, sessions=sessions[address], connected=connected)
-    return FleetState(tuple(state for state, _ in listed), tuple(sandboxes[each] for each in sorted(sandboxes)))
+    return FleetState(
+        tuple(state for state, _ in listed),
+        tuple(sandboxes[each] for each in sorted(sandboxes)),
+        _pools(rules, engines),
+    )
+
+
+def _pools(rules: PolicyRules, engines: SessionSandboxes) -> tuple[PoolState, ...]:
+    """Return the pools of the rules, with the numbers of those that are open."""
+    statuses = engines.pools.statuses
+    found = []
+    for name, pool in sorted(rules.pools.items()):
+        status = statuses.get(name, PoolStatus())
+        found.append(
+            PoolState(
+                name=name,
+                engine=pool.engine,
+                warm=status.warm,
+                taken=status.taken,
+                creating=status.creating,
+                waiting=status.waiting,
+                warm_wanted=pool.warm,
+                max=pool.max,
+                open=name in statuses,
+            )
+        )
+    return tuple(found)
 
 
 async def _engine(engines: SessionSandboxes, name: str) -> tuple[EngineState, list[SandboxRef]]:

@@ -47,13 +47,14 @@ async def _of_terminal(
     for event in found.events:
         printed = event.offset + (len(event.payload) if event.type == "output" else 0)
         made = _event(
-            event, status.started_at, write_token(record.session_id, Position(seq=event.token, printed=printed))
+            event, record.created_at, write_token(record.session_id, Position(seq=event.token, printed=printed))
         )
         if made is not None:
             events.append(made)
     token = write_token(record.session_id, Position(seq=found.token, printed=printed))
     more = found.token < status.token and found.token > position.seq
-    return RecordingPart(tuple(events), token, more, status.started_at, status.size.cols, status.size.rows)
+    # Times count from the creation of the session, as those of its commands and of its audit log do.
+    return RecordingPart(tuple(events), token, more, record.created_at, status.size.cols, status.size.rows)
 
 
 def _event(event: TerminalEvent, began: float, token: str) -> RecordedEvent | None:

@@ -10,7 +10,7 @@ from typing import Final
 from holdfast.service.clock import WallClock
 from holdfast.service.monitor.monitor import ResourceMonitor
 from holdfast.service.policy.profiles import PolicyRules
-from holdfast.service.problems import Denied, Problem
+from holdfast.service.problems import Denied, NotNow, Problem
 from holdfast.service.sandboxes.session_sandboxes import SessionSandboxes
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.settings import ServiceSettings
@@ -19,6 +19,8 @@ from holdfast.service.types import Caller
 from holdfast.service.view_api import (
     AuditState,
     FleetState,
+    ModelCall,
+    ModelCalls,
     RecordingPart,
     SessionChange,
     SessionCommand,
@@ -30,6 +32,7 @@ from holdfast.service.view_api import (
 )
 from holdfast.service.views.commands import list_commands
 from holdfast.service.views.fleet_view import list_fleet
+from holdfast.service.views.model_calls import list_model_calls, record_model_calls
 from holdfast.service.views.recording import read_recording
 from holdfast.service.views.screens import ScreenCache
 from holdfast.service.views.summaries import Summaries
@@ -158,6 +161,19 @@ class SessionViews:
 
     async def take_over(self, caller: Caller, session_id: str, *, release: bool = False) -> None:
         await self._manager.take_over(caller, session_id, release=release)
+
+    async def record_model_calls(self, caller: Caller, session_id: str, calls: Sequence[ModelCall]) -> None:
+        record = await self._manager.visible(caller, session_id)
+        if record.over:
+            raise NotNow(f"session {session_id!r} is {record.state}", reason="SESSION_CLOSED")
+        await record_model_calls(self._store, self._clock, caller, record, calls)
+
+    async def model_calls(self, caller: Caller, session_id: str = "") -> ModelCalls:
+        if session_id:
+            await self._manager.visible(caller, session_id)
+        else:
+            _operators_only(caller, "the model calls of all sessions")
+        return await list_model_calls(self._store, session_id)
 
 
 def _operators_only(caller: Caller, what: str) -> None:

@@ -973,12 +973,36 @@ class SandboxState(_message.Message):
     def __init__(self, address: _Optional[str] = ..., engine: _Optional[str] = ..., state: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., sessions: _Optional[int] = ..., connected: _Optional[bool] = ..., session_id: _Optional[str] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class ListSandboxesResponse(_message.Message):
-    __slots__ = ("engines", "sandboxes")
+    __slots__ = ("engines", "sandboxes", "pools")
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     SANDBOXES_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
     engines: _containers.RepeatedCompositeFieldContainer[EngineState]
     sandboxes: _containers.RepeatedCompositeFieldContainer[SandboxState]
-    def __init__(self, engines: _Optional[_Iterable[_Union[EngineState, _Mapping]]] = ..., sandboxes: _Optional[_Iterable[_Union[SandboxState, _Mapping]]] = ...) -> None: ...
+    pools: _containers.RepeatedCompositeFieldContainer[PoolState]
+    def __init__(self, engines: _Optional[_Iterable[_Union[EngineState, _Mapping]]] = ..., sandboxes: _Optional[_Iterable[_Union[SandboxState, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[PoolState, _Mapping]]] = ...) -> None: ...
+
+class PoolState(_message.Message):
+    __slots__ = ("name", "engine", "warm", "taken", "creating", "waiting", "warm_wanted", "max", "open")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    WARM_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    CREATING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WARM_WANTED_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    engine: str
+    warm: int
+    taken: int
+    creating: int
+    waiting: int
+    warm_wanted: int
+    max: int
+    open: bool
+    def __init__(self, name: _Optional[str] = ..., engine: _Optional[str] = ..., warm: _Optional[int] = ..., taken: _Optional[int] = ..., creating: _Optional[int] = ..., waiting: _Optional[int] = ..., warm_wanted: _Optional[int] = ..., max: _Optional[int] = ..., open: _Optional[bool] = ...) -> None: ...
 
 class VerifyAuditRequest(_message.Message):
     __slots__ = ("session_id",)
@@ -1015,3 +1039,77 @@ class TakeOverRequest(_message.Message):
 class TakeOverResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ModelCall(_message.Message):
+    __slots__ = ("call_id", "started_at", "model", "path", "status", "input_tokens", "output_tokens", "cached_tokens", "estimated", "money", "duration_seconds", "session_id", "by")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_FIELD_NUMBER: _ClassVar[int]
+    MONEY_FIELD_NUMBER: _ClassVar[int]
+    DURATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    call_id: str
+    started_at: _timestamp_pb2.Timestamp
+    model: str
+    path: str
+    status: int
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    estimated: bool
+    money: float
+    duration_seconds: float
+    session_id: str
+    by: str
+    def __init__(self, call_id: _Optional[str] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., model: _Optional[str] = ..., path: _Optional[str] = ..., status: _Optional[int] = ..., input_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., estimated: _Optional[bool] = ..., money: _Optional[float] = ..., duration_seconds: _Optional[float] = ..., session_id: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
+
+class RecordModelCallsRequest(_message.Message):
+    __slots__ = ("session_id", "calls")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    calls: _containers.RepeatedCompositeFieldContainer[ModelCall]
+    def __init__(self, session_id: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[ModelCall, _Mapping]]] = ...) -> None: ...
+
+class RecordModelCallsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListModelCallsRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class ModelTotal(_message.Message):
+    __slots__ = ("model", "calls", "input_tokens", "output_tokens", "money", "failed")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MONEY_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    money: float
+    failed: int
+    def __init__(self, model: _Optional[str] = ..., calls: _Optional[int] = ..., input_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., money: _Optional[float] = ..., failed: _Optional[int] = ...) -> None: ...
+
+class ListModelCallsResponse(_message.Message):
+    __slots__ = ("calls", "totals", "more")
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    calls: _containers.RepeatedCompositeFieldContainer[ModelCall]
+    totals: _containers.RepeatedCompositeFieldContainer[ModelTotal]
+    more: bool
+    def __init__(self, calls: _Optional[_Iterable[_Union[ModelCall, _Mapping]]] = ..., totals: _Optional[_Iterable[_Union[ModelTotal, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...

@@ -154,6 +154,16 @@ class SessionServiceStub:
                 request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.TakeOverRequest.SerializeToString,
                 response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.TakeOverResponse.FromString,
                 _registered_method=True)
+        self.RecordModelCalls = channel.unary_unary(
+                '/holdfast.session.v1.SessionService/RecordModelCalls',
+                request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.RecordModelCallsRequest.SerializeToString,
+                response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.RecordModelCallsResponse.FromString,
+                _registered_method=True)
+        self.ListModelCalls = channel.unary_unary(
+                '/holdfast.session.v1.SessionService/ListModelCalls',
+                request_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListModelCallsRequest.SerializeToString,
+                response_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListModelCallsResponse.FromString,
+                _registered_method=True)
 
 
 class SessionServiceServicer:
@@ -328,6 +338,20 @@ class SessionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecordModelCalls(self, request, context):
+        """Adds ended model calls of a bridge to the audit log of a session. A call with a known id is not added again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModelCalls(self, request, context):
+        """Returns the model calls of a session, or for operators of all, newest first, with their sums.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SessionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -450,6 +474,16 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.TakeOver,
                     request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.TakeOverRequest.FromString,
                     response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.TakeOverResponse.SerializeToString,
+            ),
+            'RecordModelCalls': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordModelCalls,
+                    request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.RecordModelCallsRequest.FromString,
+                    response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.RecordModelCallsResponse.SerializeToString,
+            ),
+            'ListModelCalls': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModelCalls,
+                    request_deserializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListModelCallsRequest.FromString,
+                    response_serializer=holdfast_dot_session_dot_v1_dot_session__pb2.ListModelCallsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1100,6 +1134,60 @@ class SessionService:
             '/holdfast.session.v1.SessionService/TakeOver',
             holdfast_dot_session_dot_v1_dot_session__pb2.TakeOverRequest.SerializeToString,
             holdfast_dot_session_dot_v1_dot_session__pb2.TakeOverResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordModelCalls(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.session.v1.SessionService/RecordModelCalls',
+            holdfast_dot_session_dot_v1_dot_session__pb2.RecordModelCallsRequest.SerializeToString,
+            holdfast_dot_session_dot_v1_dot_session__pb2.RecordModelCallsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModelCalls(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.session.v1.SessionService/ListModelCalls',
+            holdfast_dot_session_dot_v1_dot_session__pb2.ListModelCallsRequest.SerializeToString,
+            holdfast_dot_session_dot_v1_dot_session__pb2.ListModelCallsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Final, Literal
 
 import typer
@@ -29,6 +29,8 @@ from holdfast.cli.support.typed_verb import run_async
 from holdfast.client.opening import connect
 from holdfast.client.sandbox import Sandbox
 from holdfast.errors import InvalidParams
+from holdfast.service.client.service_client import ServiceClient
+from holdfast.service.problems import Problem
 from holdfast.types import EnvPolicy, ProcessSpec, TerminalSize
 
 #: Variables with keys that the providers' clients prefer to those of the bridge.
@@ -69,6 +71,14 @@ def command(
     ] = None,
     record: Annotated[
         str | None, typer.Option(metavar="FILE", help="Append a line of JSON for each call, without keys.")
+    ] = None,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Record model, tokens and cost of each call in this session of the service "
+            "(HOLDFAST_SERVICE_ADDRESS, HOLDFAST_SERVICE_TOKEN).",
+        ),
     ] = None,
     tty: Annotated[bool, typer.Option("--tty", "-t", help="Give the agent a terminal.")] = False,
     cwd: Annotated[
@@ -112,7 +122,7 @@ def command(
     )
     set_by_hand = {assignment.partition("=")[0] for assignment in env or []}
     with _recording(record) as recorded:
-        return run_async(_run(sandbox, spec, set_by_hand, provider, limits, port, recorded, timeout))
+        return run_async(_run(sandbox, spec, set_by_hand, provider, limits, port, recorded, session, timeout))
 
 
 async def _run(
@@ -123,15 +133,18 @@ async def _run(
     limits: Limits,
     port: int,
     recorded: RecordFile | None,
+    session: str | None,
     timeout: float | None,
 ) -> int:
     def on_call(call: CallRecord) -> None:
         if recorded is not None:
             recorded.write(call)
+        report(call)
 
     signals = SignalQueue()
     with signals.listening():
         async with (
+            _reporting(session) as report,
             connect(sandbox) as box,
             sandbox_agent_bridge(box, provider, port, limits=limits, on_call=on_call) as bridge,
         ):
@@ -180,6 +193,19 @@ def _price(text: str) -> tuple[str, Price]:
         return model, Price(float(paid), float(given))
     except ValueError:
         raise InvalidParams(f"--price {text!r}: write MODEL=IN/OUT, the price of a million tokens") from None
+
+
+@contextlib.asynccontextmanager
+async def _reporting(session: str | None) -> AsyncIterator[Callable[[CallRecord], None]]:
+    if session is None:
+        yield lambda _: None
+        return
+    try:
+        async with ServiceClient() as service, service.recording_model_calls(session) as report:
+            yield report
+    except Problem as problem:
+        # The agent has ended, and its exit code is that of this program.
+        complain(f"not all model calls were recorded in {session}: {problem.message}")
 
 
 @contextlib.contextmanager
