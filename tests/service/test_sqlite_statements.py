@@ -77,7 +77,7 @@ async def test_they_write_any_number_of_rows(sqlite_store: Store, count: int) ->
         await connection.execute(insert(STREAMS).execution_options(**FREQUENT), added)
         assert [dict(row) for row in (await connection.execute(PLAIN, {"names": names})).mappings()] == added
         await connection.execute(change.execution_options(**FREQUENT), changes)
-        changed = [{**row, "size": -row["size"], "closed": True} for row in added]
+        changed = [{**row, "size": -number, "closed": True} for number, row in enumerate(added)]
         assert [dict(row) for row in (await connection.execute(PLAIN, {"names": names})).mappings()] == changed
 
     await sqlite_store.database.write(work)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,7 +112,7 @@ async def test_a_read_that_gathers_ends_with_its_size_or_with_the_terminal(
     opened: Opener, terminal: Terminal
 ) -> None:
     api, start = opened.box.api, (await terminal.read()).token
-    gathering = {"wait": PATIENCE, "gather": PATIENCE}
+    gathering: dict[str, Any] = {"wait": PATIENCE, "gather": PATIENCE}
     waiting = asyncio.create_task(api.read_terminal(terminal.id, since=start, max_bytes=3, **gathering))
     for key in "xyz":
         await terminal.send(key)
