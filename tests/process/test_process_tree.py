@@ -420,8 +420,7 @@ def test_no_zombies_are_left_by_orphans_that_we_adopted() -> None:
         import asyncio, os, signal
         from holdfast.types import Limits, ProcessSpec
         from holdfast.runtime.local import LocalExec
-        from holdfast.runtime.tree.cgroup import Cgroup, _hierarchies
-from holdfast.runtime.tree.process_table import ProcessTable
+        from holdfast.runtime.tree.process_table import ProcessTable
 
         def children():
             return [pid for pid in ProcessTable.read().children.get(os.getpid(), ())]
