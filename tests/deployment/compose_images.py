@@ -50,7 +50,8 @@ def _postgres(docker: ContainerEngine, root: Path) -> None:
     data.mkdir(parents=True, mode=0o700)
     data.chmod(0o700)
     shutil.chown(data, 70, 70)
-    changes = ("USER 70:70", 'ENTRYPOINT ["/start"]', f"ENV PATH={programs}/bin:/usr/bin:/bin PGHOST=/tmp")
+    variables = f"ENV PATH={programs}/bin:/usr/bin:/bin PGDATA=/var/lib/postgresql/data PGHOST=/tmp"
+    changes = ("USER 70:70", 'ENTRYPOINT ["/start"]', variables)
     _import(docker, root, POSTGRES, *changes)
 
 
