@@ -226,7 +226,7 @@ async def test_a_runtime_class_and_a_priority_of_the_cluster(cluster: Cluster) -
 async def test_a_tainted_node_takes_sandboxes_that_tolerate_it(cluster: Cluster, fleet: Fleet) -> None:
     cluster.kubectl("taint", "node", NODE, "holdfast.test/only=sandboxes:NoSchedule")
     try:
-        with pytest.raises(SandboxError, match=r"Unschedulable: .*untolerated taint.*holdfast\.test/only"):
+        with pytest.raises(SandboxError, match=r"Unschedulable: .*untolerated taint"):
             await fleet.create(image=images.BUSYBOX, options={**NEVER, "ready_timeout": 5.0})
         tolerations = [{"key": "holdfast.test/only", "operator": "Exists"}]
         async with fleet.block(image=images.BUSYBOX, options={**NEVER, "tolerations": tolerations}) as box:
