@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import re
@@ -111,17 +112,17 @@ async def test_a_read_that_gathers_ends_with_its_size_or_with_the_terminal(
     opened: Opener, terminal: Terminal
 ) -> None:
     api, start = opened.box.api, (await terminal.read()).token
-    gathering = {"wait": PATIENCE, "gather": PATIENCE}
-    waiting = asyncio.create_task(api.read_terminal(terminal.id, since=start, max_bytes=3, **gathering))
+    read = functools.partial(api.read_terminal, terminal.id, wait=PATIENCE, gather=PATIENCE)
+    waiting = asyncio.create_task(read(since=start, max_bytes=3))
     for key in "xyz":
         await terminal.send(key)
         await until_shown(terminal, key.encode(), start)
     found = await waiting
     assert b"".join(event.payload for event in found.events) == b"xyz"
-    waiting = asyncio.create_task(api.read_terminal(terminal.id, since=found.token, **gathering))
+    waiting = asyncio.create_task(read(since=found.token))
     await terminal.close("force")
     assert (await waiting).closed
-    assert (await api.read_terminal(terminal.id, since=start, max_bytes=1, **gathering)).events[0].payload == b"x"
+    assert (await read(since=start, max_bytes=1)).events[0].payload == b"x"
 
 
 async def test_what_is_expected_is_found_one_behind_the_other(terminal: Terminal) -> None:
