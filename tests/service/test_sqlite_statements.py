@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from sqlalchemy import bindparam, insert, select, update
@@ -68,7 +69,9 @@ async def test_their_errors_are_those_of_sqlalchemy(sqlite_store: Store, caplog:
 @pytest.mark.parametrize("count", [1, 7, 8, 33, 75])
 async def test_they_write_any_number_of_rows(sqlite_store: Store, count: int) -> None:
     names = [f"s{number:03}" for number in range(count)]
-    added = [{**STREAM, "session_id": name, "closed": False, "size": number} for number, name in enumerate(names)]
+    added: list[dict[str, Any]] = [
+        {**STREAM, "session_id": name, "closed": False, "size": number} for number, name in enumerate(names)
+    ]
     changes = [{"which": name, "new_size": -number, "new_closed": True} for number, name in enumerate(names)]
     change = update(STREAMS).where(STREAMS.c.session_id == bindparam("which"))
     change = change.values(size=bindparam("new_size"), closed=bindparam("new_closed"))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -112,30 +112,30 @@ async def test_a_read_that_gathers_ends_with_its_size_or_with_the_terminal(
     opened: Opener, terminal: Terminal
 ) -> None:
     api, start = opened.box.api, (await terminal.read()).token
-    gathering: dict[str, Any] = {"wait": PATIENCE, "gather": PATIENCE}
-    waiting = asyncio.create_task(api.read_terminal(terminal.id, since=start, max_bytes=3, **gathering))
+    read = functools.partial(api.read_terminal, terminal.id, wait=PATIENCE, gather=PATIENCE)
+    waiting = asyncio.create_task(read(since=start, max_bytes=3))
     for key in "xyz":
         await terminal.send(key)
         await until_shown(terminal, key.encode(), start)
     found = await waiting
     assert b"".join(event.payload for event in found.events) == b"xyz"
-    waiting = asyncio.create_task(api.read_terminal(terminal.id, since=found.token, **gathering))
+    waiting = asyncio.create_task(read(since=found.token))
     await terminal.close("force")
     assert (await waiting).closed
-    assert (await api.read_terminal(terminal.id, since=start, max_bytes=1, **gathering)).events[0].payload == b"x"
+    assert (await read(since=start, max_bytes=1)).events[0].payload == b"x"
 
 
 async def test_what_is_expected_is_found_one_behind_the_other(terminal: Terminal) -> None:
     await terminal.send("read -p 'name? ' name; printf 'one two one'; read\n")
-    requested = await terminal.expect("name? ", PATIENCE)  # the echo of the line that was typed
-    assert requested.text == "name? "
-    requested = await terminal.expect(re.compile(r"name\? $"), PATIENCE)
+    asked = await terminal.expect("name? ", PATIENCE)  # the echo of the line that was typed
+    assert asked.text == "name? "
+    asked = await terminal.expect(re.compile(r"name\? $"), PATIENCE)
     await terminal.send("you\n")
     first, last = await terminal.expect("one", PATIENCE), await terminal.expect(b"one", PATIENCE)
     assert (last.offset - first.offset, last.token - first.token) == (8, 8)
     with pytest.raises(TimeoutError, match=r"within 0\.01 s print 'one'; its output ends with .*one two one\W$"):
         await terminal.expect("one", 0.01)
-    again = await terminal.expect(re.compile("o(n)e"), since=requested.token)
+    again = await terminal.expect(re.compile("o(n)e"), since=asked.token)
     assert (again.groups, again.offset, again.token) == ((b"n",), first.offset, first.token)
     # Each position is a place to read on from.
     rest = await terminal.read(again.token)
