@@ -81,6 +81,15 @@ async def test_an_upload_that_nobody_goes_on_with_is_removed(files: LocalFiles, 
         await files.write_piece(str(tmp_path / "file"), b"x", upload_id="a", offset=1)
 
 
+@needs_root
+async def test_every_piece_of_an_upload_has_the_error_that_ended_it(files: LocalFiles, small_disk: Path) -> None:
+    """Pieces are written at the same time, and the reply to any of them may be sent first."""
+    with pytest.raises(ResourceExhausted, match="no room is left"):
+        await files.write_piece(str(small_disk / "file"), bytes(2 * 1024 * 1024), upload_id="a", offset=0)
+    with pytest.raises(ResourceExhausted, match="no room is left"):
+        await files.write_piece(str(small_disk / "file"), b"x", upload_id="a", offset=2 * 1024 * 1024)
+
+
 async def test_closing_removes_what_is_unfinished(tmp_path: Path) -> None:
     files = LocalFiles(ExecServerConfig())
     await files.write_piece(str(tmp_path / "file"), b"x", upload_id="a", offset=0)

@@ -74,7 +74,8 @@ class FileOperations:
     def __init__(self, max_uploads: int) -> None:
         self.max_uploads = max_uploads
         self.uploads: dict[str, Upload] = {}
-        self._over: dict[str, None] = {}
+        #: Ids of ended uploads, each with the number and the text of the error that ended it.
+        self._over: dict[str, tuple[int, str] | None] = {}
 
     def perform(self, operation: str, arguments: dict[str, Any]) -> Any:
         try:
@@ -147,11 +148,11 @@ class FileOperations:
             with upload.lock:
                 while view:
                     if upload.over:
-                        raise OSError(errno.ECANCELED, "the upload is over", path)
+                        raise self._ended(path, upload_id)
                     written = os.pwrite(upload.fd, view, offset)
                     view, offset = view[written:], offset + written
-        except OSError:
-            self.do_abandon(path, upload_id)
+        except OSError as error:
+            self._fail(path, upload_id, error)
             raise
 
     def _open(self, path: str, upload_id: str, make_parents: bool, *, begins: bool) -> Upload:
@@ -160,7 +161,7 @@ class FileOperations:
         Only the first piece makes the file. If a later one did, the earlier part would be an unnoticed hole.
         """
         if upload_id in self._over:
-            raise OSError(errno.ECANCELED, "the upload is over", path)
+            raise self._ended(path, upload_id)
         if len(self.uploads) >= self.max_uploads:
             raise OSError(errno.EUSERS, "max_uploads")
         # A link is followed, as by every other program: its target is replaced, and the link stays.
@@ -218,15 +219,15 @@ class FileOperations:
         try:
             with upload.lock:
                 return self._finish(upload, upload_id, path, size, mode, mtime_ns)
-        except OSError:
-            self.do_abandon(path, upload_id)
+        except OSError as error:
+            self._fail(path, upload_id, error)
             raise
 
     def _finish(
         self, upload: Upload, upload_id: str, path: str, size: int, mode: int | None, mtime_ns: int | None
     ) -> Info:
         if upload.over:
-            raise OSError(errno.ECANCELED, "the upload is over", path)
+            raise self._ended(path, upload_id)
         written = os.fstat(upload.fd).st_size
         if upload.temporary is not None and written != size:
             raise OSError(errno.EIO, f"{written} of {size} bytes were received: write it again", path)
@@ -273,8 +274,18 @@ class FileOperations:
         if name:
             unlink_if_there(os.path.join(directory, temporary_name(name, upload_id)))
 
+    def _fail(self, path: str, upload_id: str, error: OSError) -> None:
+        """Abandon an upload, and keep the error for its other pieces: their replies may be sent first."""
+        self._over.setdefault(upload_id, (error.errno or errno.EIO, error.strerror or str(error)))
+        self.do_abandon(path, upload_id)
+
+    def _ended(self, path: str, upload_id: str) -> OSError:
+        """The error for a piece of an ended upload: that of the piece that failed, if one did."""
+        number, text = self._over.get(upload_id) or (errno.ECANCELED, "the upload is over")
+        return OSError(number, text, path)
+
     def _end(self, upload_id: str) -> Upload | None:
-        self._over[upload_id] = None
+        self._over.setdefault(upload_id, None)
         while len(self._over) > _KEPT_IDS:
             self._over.pop(next(iter(self._over)), None)
         return self.uploads.pop(upload_id, None)
