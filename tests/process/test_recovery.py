@@ -225,6 +225,8 @@ async def test_two_hundred_processes() -> None:
             await process.wait_for_output(f"{n}\n")
         before = await settled(server)
         await kill()
+        # With so many descriptors the first start makes the thread that spawns, which has a descriptor.
+        await box.exec(["true"])
         assert await settled(server) == before
         for process in processes:
             await process.close_stdin()
