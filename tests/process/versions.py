@@ -56,7 +56,10 @@ def earlier_package(target: Path) -> Path:
     if archive.returncode:
         pytest.skip(f"no history: {archive.stderr.decode().strip()}")
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
-        tar.extractall(target, filter="data")
+        # Python 3.11.2, which Debian 12 has, lacks filters.
+        if hasattr(tarfile, "data_filter"):
+            tar.extraction_filter = tarfile.data_filter
+        tar.extractall(target)
     return target / "src"
 
 

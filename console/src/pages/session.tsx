@@ -101,7 +101,7 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
   };
   const control = (type: string) => void attempt(() => call("SendInput", { sessionId: id, actions: [{ type }] }));
   const mine = metadata?.agentId === caller.agentId;
-  const seek = (time: number) => go(withQuery(place, { at: time.toFixed(1) }), { replace: replaying });
+  const seek = (time: number) => go(withQuery(place, { at: time.toFixed(3) }), { replace: replaying });
   useKeys({ t: () => !over && !replaying && void takeOver(), l: () => replaying && go(withQuery(place, { at: "" })), p: () => !replaying && seek(over ? 0 : Math.max(0, length - 30)) });
 
   if (!session.value) {

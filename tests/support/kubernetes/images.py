@@ -81,7 +81,10 @@ def load_all(cluster: Cluster) -> None:
     bundle = make_bundle()
     (server / "holdfast").mkdir(parents=True)
     with tarfile.open(bundle.path) as tar:
-        tar.extractall(server / "holdfast", filter="data")
+        # Python 3.11.2, which Debian 12 has, lacks filters.
+        if hasattr(tarfile, "data_filter"):
+            tar.extraction_filter = tarfile.data_filter
+        tar.extractall(server / "holdfast")
     pause = ("/bin/busybox", "sleep", "2147483647")
     for name, root, command in (
         (PAUSE, busybox, pause),
