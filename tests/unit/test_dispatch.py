@@ -10,8 +10,8 @@ from holdfast.runtime.durability.ledger import NullLedger
 from holdfast.runtime.local import LocalExec
 from holdfast.server.clients import ClientRegistry
 from holdfast.server.dispatch import Dispatcher
-from holdfast.wire.messages import Empty
-from holdfast.wire.methods import INITIALIZE, methods
+from holdfast.wire.messages import INITIALIZE, Empty
+from holdfast.wire.table import methods
 
 
 @pytest.mark.parametrize("name", sorted(set(methods()) - {INITIALIZE.name}))
