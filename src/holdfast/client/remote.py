@@ -14,7 +14,7 @@ import msgspec
 from holdfast.client.connection.clean_up import take_error
 from holdfast.client.connection.connection import ClientConnection, PendingCall
 from holdfast.client.connection.subscription import Subscription
-from holdfast.client.files.remote import RemoteFiles
+from holdfast.client.files.remote import remote_files
 from holdfast.errors import HoldfastError, InternalError, StdinClosed, UnknownProcess
 from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,
@@ -56,7 +56,7 @@ class RemoteExec:
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
-        self.files = RemoteFiles(connection)
+        self.files = remote_files(connection)
         #: The prefix of idempotency keys, unique among all clients.
         self._prefix = uuid.uuid4().hex
         self._count = 0
