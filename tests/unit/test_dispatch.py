@@ -15,7 +15,6 @@ from holdfast.server.methods.files import FileMethods
 from holdfast.wire.messages import INITIALIZE, Empty
 from holdfast.wire.table import methods
 
-
 #: Those without a handler of their own: `test_remote_files` compares their rows with `FileApi`.
 DERIVED = {row.name for name, row in METHODS.items() if name not in vars(FileMethods)}
 
