@@ -79,9 +79,18 @@ class CommandRule(ServiceStruct, frozen=True):
     reason: str = ""
 
     @property
+    def matches_any_arguments(self) -> bool:
+        """True if the rule matches every command of its programs."""
+        return not any(getattr(self, name) for name in MATCHERS if name != "program")
+
+    @property
     def title(self) -> str:
         parts = ["|".join(self.program) or "*", *self.arguments]
         return " ".join(parts) + (f" /{self.pattern}/" if self.pattern else "")
+
+
+#: The keys of a rule that select commands.
+MATCHERS: Final = tuple(name for name in CommandRule.__struct_fields__ if name not in ("verdict", "reason"))
 
 
 class Commands(ServiceStruct, frozen=True):
