@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import shlex
@@ -17,7 +18,7 @@ import pytest
 from holdfast.errors import ResourceExhausted
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.tree.cgroup import Cgroup, _hierarchies
-from holdfast.runtime.tree.process_table import Entry, ProcessTable, new_mark, read_entry, read_mark
+from holdfast.runtime.tree.process_table import Entry, ProcessTable, TableReader, new_mark, read_entry, read_mark
 from holdfast.runtime.tree.process_tree import PidHandles
 from holdfast.types import ExitStatus, OutputChunk, ProcessSpec
 from tests.faults.hang_report import process_text
@@ -514,3 +515,21 @@ async def until(box: LocalExec, text: bytes, times: int = 1) -> None:
             if isinstance(event, OutputChunk):
                 seen += event.data
         await events.aclose()
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(OSError(errno.EMFILE, "Too many open files"), ResourceExhausted), (ValueError("a new field"), ValueError)],
+    ids=["scarcity", "a bug"],
+)
+async def test_every_caller_gets_the_error_of_a_shared_read(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("holdfast.runtime.tree.process_table.ProcessTable.read", fail)
+    reader = TableReader()
+    async with asyncio.timeout(10):
+        results = await asyncio.gather(reader.read(), reader.read(), return_exceptions=True)
+    assert [type(result) for result in results] == [raised, raised]

@@ -252,10 +252,14 @@ class TableReader:
         try:
             table = ProcessTable.read(self._seen)
             self._seen = table.entries.keys()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - a caller without an answer would wait for ever
             for future in waiting:
                 if not future.done():
-                    future.set_exception(ResourceExhausted(f"/proc cannot be read: {error.strerror}"))
+                    future.set_exception(
+                        ResourceExhausted(f"/proc cannot be read: {error.strerror}")
+                        if isinstance(error, OSError)
+                        else error
+                    )
             return
         for future in waiting:
             if not future.done():
