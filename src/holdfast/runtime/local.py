@@ -55,8 +55,8 @@ from holdfast.runtime.terminal.read_until import read_terminal
 from holdfast.runtime.terminal.registry import Terminals
 from holdfast.runtime.tree.cgroup import Cgroups
 from holdfast.runtime.tree.orphans import OrphanReaper
-from holdfast.runtime.tree.process_table import TableReader
 from holdfast.runtime.tree.process_tree import Strays, Tree
+from holdfast.runtime.tree.table_reader import TableReader
 from holdfast.runtime.tree.usage import ForegroundActivity, UsageQuery, UsageSampler
 from holdfast.types import (
     AWAITED_PREFIX,

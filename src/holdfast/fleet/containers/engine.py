@@ -69,6 +69,10 @@ _NO_SOURCE: Final = re.compile(r"bind source path does not exist|no such file or
 _NO_WORKDIR: Final = re.compile(r"workdir .* does not exist on container")
 _NO_QUOTA: Final = re.compile(r"quota|storage.opt|size option", re.I)
 _NO_CONTAINER: Final = re.compile(r"[Nn]o such (container|object)|no container with|no such object", re.I)
+_NOT_FROZEN: Final = re.compile(r"unable to freeze")
+#: More attempts to pause a container after one that failed. With cgroup v1 the runtime gives up if processes fork
+#: faster than they are frozen, which a later attempt may not meet.
+_MORE_PAUSES: Final = 4
 _STATES: Final[dict[str, State]] = {
     "created": "creating",
     "initialized": "creating",
@@ -313,7 +317,7 @@ class ContainerEngine(Engine):
     # --- the rest of a life ------------------------------------------------------------------------------------
 
     async def pause(self, id: str) -> None:
-        await self._run(["pause", check_id(id)])
+        await self._run_paused(["pause", check_id(id)])
 
     async def resume(self, id: str) -> None:
         await self._run(["unpause", check_id(id)])
@@ -323,7 +327,7 @@ class ContainerEngine(Engine):
         try:
             # A paused container stays so; its engine would refuse to pause it a second time.
             pause = () if ref.state == "paused" else self._pause_at_commit
-            await self._run(["commit", *pause, "--change", f"LABEL {FORK_LABEL}={record.id}", ref.id, image])
+            await self._run_paused(["commit", *pause, "--change", f"LABEL {FORK_LABEL}={record.id}", ref.id, image])
             return await self._create(record.template, record, image)
         except BaseException:
             await asyncio.shield(self.remove(record.id))
@@ -372,6 +376,18 @@ class ContainerEngine(Engine):
             if time.time() - created.timestamp() > FORK_SECONDS or (record is not None and has_ended(record.owner)):
                 tags += [tag for tag in image.get("RepoTags") or () if f"{FORK_REPOSITORY}:" in tag]
         return tags
+
+    async def _run_paused(self, arguments: Sequence[str]) -> None:
+        """Run a command that pauses a container, again if the kernel could not freeze processes that fork."""
+        for _ in range(_MORE_PAUSES):
+            try:
+                await self._run(arguments)
+            except SandboxError as error:
+                if not _NOT_FROZEN.search(error.message):
+                    raise
+            else:
+                return
+        await self._run(arguments)
 
     async def _run(self, arguments: Sequence[str]) -> str:
         done = await run_host_command(
