@@ -344,14 +344,14 @@ async def test_an_orphan_whose_mark_cannot_be_read_is_not_taken_for_another(
     await lines(box, 1)
     assert await box.wait("p", timeout=SAFETY_NET) == ExitStatus(0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    read = box._tables.read
+    read = box.processes._tables.read
 
     async def read_and_limit() -> ProcessTable[Entry]:
         table = await read()
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         return table
 
-    monkeypatch.setattr(box._tables, "read", read_and_limit)
+    monkeypatch.setattr(box.processes._tables, "read", read_and_limit)
     try:
         with pytest.raises(ResourceExhausted, match="cannot be found"):
             await box.terminate("p", force=True)
@@ -437,7 +437,7 @@ def test_no_zombies_are_left_by_orphans_that_we_adopted() -> None:
                 assert (await box.wait(str(number))).exit_code == 5
             # The last of them has closed its streams and may be at its last instructions.
             while children():
-                box._reap_orphans()
+                box.processes.reap_orphans()
                 await asyncio.sleep(0)
             await box.aclose()
             print("none")
@@ -461,9 +461,9 @@ def test_the_reaper_of_orphans_leaves_a_start_alone_that_is_under_way() -> None:
 
             async def slow(fd):
                 said = await read_report(fd)
-                (pid,) = box._starter.newborn
+                (pid,) = box.processes.starter.newborn
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-                box._reap_orphans()
+                box.processes.reap_orphans()
                 return said
 
             spawn._read_report = slow
