@@ -160,7 +160,7 @@ def _new_agent(home: ServiceHome, name: str) -> str:
 def _close_sessions(service: RunningService) -> None:
     """Close every session, so that the sandboxes of the pool are removed with it."""
     for session in service.call("ListSessions", service.operator)["sessions"]:
-        service.call("CloseSession", service.operator, sessionId=session["sessionId"], mode="FORCE")
+        service.call("CloseSession", service.operator, sessionId=session["metadata"]["sessionId"], mode="FORCE")
 
 
 async def take(browser: Browser, service: RunningService, path: str, picture: tuple[Any, ...], file: str) -> None:

@@ -400,7 +400,7 @@ function Overview(props: { session: Session; id: string; over: boolean; models: 
         <dt>Enforced</dt>
         <dd class="untrusted">
           {oneLine(metadata.enforced.join(" "), 200) || "nothing"}
-          {metadata.unenforced.length ? <span class="asks"> · not enforced: {oneLine(metadata.unenforced.join(" "), 200)}</span> : null}
+          {metadata.unenforced.length ? <div class="asks">not enforced: {oneLine(metadata.unenforced.join(" "), 200)}</div> : null}
         </dd>
         {last ? (
           <>
