@@ -214,7 +214,7 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
 }
 
 function LiveMark({ state, over, typing }: { state: StreamState; over: boolean; typing: boolean }) {
-  const words = over ? "ended" : state === "live" ? (typing ? "typing" : "watching") : state === "ended" ? "ended" : state === "away" ? "service away, reconnecting" : "connecting";
+  const words = over ? "ended" : state === "live" ? (typing ? "typing" : "watching") : state === "ended" ? "ended" : state === "away" ? "reconnecting" : "connecting";
   return <span class={`live-mark ${over ? "ended" : state}`}>{words}</span>;
 }
 
