@@ -50,7 +50,7 @@ SHOWN: Final = (
     ("sessions", 1280, 560, "light"),
     ("session", 1280, 760, "dark"),
     ("approvals", 1280, 720, "light"),
-    ("wall", 1280, 620, "dark"),
+    ("wall", 1280, 720, "dark"),
 )
 #: True when every terminal and every thumbnail has been drawn.
 DRAWN: Final = """() => !document.querySelector(".skeleton") &&

@@ -278,6 +278,10 @@ async def test_the_wall_draws_terminals_and_opens_them(
         }""",
         arg=session,
     )
+    # The command that waits is named, and not the one before it.
+    type_text(service, agent, session, "rm -f /nonexistent/thing\r")
+    thumbnail = console.page.locator(".thumbnail", has=picture)
+    await expect(thumbnail.locator(".command")).to_have_text("rm -f /nonexistent/thing")
     await picture.click()
     await expect(console.page).to_have_url(f"{service.http}/sessions/{session}")
     await console.unharmed()
