@@ -258,8 +258,8 @@ async def dial(
         raise HandshakeFailed(f"{url}: {error}") from error
     except (OSError, TimeoutError) as error:
         # asyncio puts the address into the text of errno; errors of name resolution are negative.
-        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or error
-        raise ConnectionLost(f"{url}: {reason}") from error
+        number = error.errno or 0
+        raise ConnectionLost(f"{url}: {os.strerror(number) if number > 0 else error.strerror or error}") from error
     _set_nodelay(connection)
     channel = WebSocketChannel(connection, url, max_message_bytes)
     channel.start(receiver)
