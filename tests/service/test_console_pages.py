@@ -398,8 +398,9 @@ async def test_texts_have_contrast_and_pages_fit_their_width(
             await console.page.set_viewport_size({"width": width, "height": 900})
             wide = await console.page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
             assert wide <= 0, f"{path} is {wide} px wider than {width}"
-            menu = "() => { const nav = document.querySelector('.bar nav'); return nav.scrollWidth - nav.clientWidth; }"
-            assert await console.page.evaluate(menu) <= 0, f"the menu is cut off at {width} px"
+            menu = console.page.locator(".bar nav")
+            cut = await menu.evaluate("(menu) => menu.scrollWidth - menu.clientWidth")
+            assert cut <= 0, f"{cut} px of the menu are cut off at {width} px"
     await console.page.keyboard.press("?")
     await expect(console.page.locator("dialog .keys")).to_be_visible()
     assert await console.page.evaluate(CONTRAST) == []
