@@ -11,6 +11,7 @@ import csv
 import datetime
 import io
 import json
+import logging
 import os
 import re
 import shutil
@@ -57,6 +58,8 @@ COMMAND_SECONDS: Final = 120.0
 PULL_SECONDS: Final = 1_800.0
 #: For a sandbox without an expiry: a time that every file system can store, in the year 2286.
 NEVER: Final = 10_000_000_000.0
+log = logging.getLogger(__name__)
+
 #: Enough of the engine's output for the `inspect` of a thousand containers.
 LISTING_BYTES: Final = 64 * 1024 * 1024
 #: Ids of one `inspect`: a command line has its limits.
@@ -151,7 +154,7 @@ class ContainerEngine(Engine):
                     if done.exit_code == 0:
                         await self._make_workdir(template, record, chosen)
                 if done.exit_code != 0:
-                    await self._remove_container(record.id)
+                    await self._discard(record.id)
                     if not _NO_SOURCE.search(done.stderr):
                         raise self._explain(done, template, image)
                     # The engine does not see our files: it is on another machine, or runs as another user.
@@ -163,7 +166,7 @@ class ContainerEngine(Engine):
                     await self._run(["cp", str(tree), f"{record.id}:/"])
                     await self._run(["start", record.id])
         except BaseException:
-            await asyncio.shield(self._remove_container(record.id))
+            await asyncio.shield(self._discard(record.id))
             raise
         address = f"{self.name}:{record.id}"
         return make_ref(self.name, address, record, "running", expires_at=record.expires_at)
@@ -339,6 +342,13 @@ class ContainerEngine(Engine):
             [self.program, "image", "rm", "--force", f"{FORK_REPOSITORY}:{id}"], seconds=COMMAND_SECONDS
         )
         await self._remove_volumes([name for name in await self._lease_volumes() if name.startswith(id)])
+
+    async def _discard(self, id: str) -> None:
+        """Remove what a failed start left. The error of the start stays the one that the caller gets."""
+        try:
+            await self._remove_container(id)
+        except SandboxError as error:
+            log.info("%s", error)
 
     async def _remove_container(self, id: str) -> None:
         done = await run_host_command([self.program, "rm", "--force", "--volumes", id], seconds=COMMAND_SECONDS)
