@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import shlex
@@ -17,8 +18,9 @@ import pytest
 from holdfast.errors import ResourceExhausted
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.tree.cgroup import Cgroup, _hierarchies
-from holdfast.runtime.tree.process_table import Entry, ProcessTable, new_mark, read_entry, read_mark
-from holdfast.runtime.tree.process_tree import PidHandles
+from holdfast.runtime.tree.pid_handles import PidHandles
+from holdfast.runtime.tree.process_table import Entry, ProcessTable, new_mark, newest_pids, read_entry, read_mark
+from holdfast.runtime.tree.table_reader import HUNTS, TableReader
 from holdfast.types import ExitStatus, OutputChunk, ProcessSpec
 from tests.faults.hang_report import process_text
 
@@ -514,3 +516,36 @@ async def until(box: LocalExec, text: bytes, times: int = 1) -> None:
             if isinstance(event, OutputChunk):
                 seen += event.data
         await events.aclose()
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(OSError(errno.EMFILE, "Too many open files"), ResourceExhausted), (ValueError("a new field"), ValueError)],
+    ids=["scarcity", "a bug"],
+)
+async def test_every_caller_gets_the_error_of_a_shared_read(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("holdfast.runtime.tree.table_reader.ProcessTable.read", fail)
+    reader = TableReader()
+    async with asyncio.timeout(10):
+        results = await asyncio.gather(reader.read(), reader.read(), return_exceptions=True)
+    assert [type(result) for result in results] == [raised, raised]
+
+
+async def test_callers_that_end_trees_at_the_same_time_share_one_hunt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a table is nearly always incomplete, and each of a thousand kills then hunts."""
+    scans = 0
+
+    def count() -> list[int]:
+        nonlocal scans
+        scans += 1
+        return newest_pids()
+
+    monkeypatch.setattr("holdfast.runtime.tree.table_reader.newest_pids", count)
+    reader = TableReader()
+    assert await asyncio.gather(*(reader.hunt(new_mark()) for _ in range(100))) == [{}] * 100
+    assert scans == HUNTS

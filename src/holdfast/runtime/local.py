@@ -43,7 +43,7 @@ from holdfast.runtime.process.spawn import write_all
 from holdfast.runtime.shell.registry import Shells
 from holdfast.runtime.terminal.read_until import read_terminal
 from holdfast.runtime.terminal.registry import Terminals
-from holdfast.runtime.tree.process_table import TableReader
+from holdfast.runtime.tree.table_reader import TableReader
 from holdfast.runtime.tree.usage import ForegroundActivity, UsageQuery, UsageSampler
 from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,

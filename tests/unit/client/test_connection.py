@@ -1015,6 +1015,7 @@ async def test_closing_gives_up_clean_ups_of_a_server_that_stays_away(
     server: FakeServer,
     connection: ChannelConnection,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     operation: Operation,
     request_name: str,
 ) -> None:
@@ -1022,6 +1023,7 @@ async def test_closing_gives_up_clean_ups_of_a_server_that_stays_away(
     task, logged = await _cancelled_out_of_reach(server, connection, operation)
     assert task.done()
     await connection.aclose()
+    assert not request_name or "1 clean-ups of cancelled calls" in caplog.text
     await settle()
     assert asyncio.all_tasks() == {asyncio.current_task()}
     del task

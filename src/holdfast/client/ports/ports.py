@@ -42,8 +42,9 @@ def parse_address(where: int | str, *, listens: bool = False) -> s.StreamAddress
         return sockets.check_address(address, listens=listens)
     text = str(where)
     host, _, port = text.rpartition(":")
-    if isinstance(where, bool) or not (port.isascii() and port.isdecimal()) or len(port) > 5:
-        raise InvalidParams(f"{where!r}: not a port, HOST:PORT or unix:PATH")
+    is_bare = ":" not in host or (host.startswith("[") and host.endswith("]"))
+    if isinstance(where, bool) or not (port.isascii() and port.isdecimal()) or len(port) > 5 or not is_bare:
+        raise InvalidParams(f"{where!r}: not a port, HOST:PORT, [IPV6]:PORT or unix:PATH")
     return sockets.check_address(s.StreamAddress(host.strip("[]") or LOOPBACK, int(port)), listens=listens)
 
 

@@ -34,8 +34,8 @@ from holdfast.runtime.process.retention import ProcessRetention
 from holdfast.runtime.process.start import StartedProcess, Starter, is_jailed, starts_at_once
 from holdfast.runtime.tree.cgroup import Cgroups
 from holdfast.runtime.tree.orphans import OrphanReaper
-from holdfast.runtime.tree.process_table import TableReader
 from holdfast.runtime.tree.process_tree import Strays, Tree
+from holdfast.runtime.tree.table_reader import TableReader
 from holdfast.types import AWAITED_PREFIX, ProcessSpec
 
 log = logging.getLogger(__name__)

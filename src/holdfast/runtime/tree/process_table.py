@@ -8,7 +8,6 @@ cgroup, where there is one, still contains those processes.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import re
@@ -17,8 +16,6 @@ import secrets
 from collections.abc import Container, Iterable, Sequence
 from functools import cached_property
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
-
-from holdfast.errors import ResourceExhausted
 
 #: Marks are large so that they limit nothing, and below 2**63 so that the kernel and Python agree on them.
 MARK_BASE: Final = 1 << 62
@@ -230,33 +227,3 @@ class ProcessTable(Generic[RowT]):
                 found[pid] = self.entries[pid]
                 pending.extend(self.children.get(pid, ()))
         return {pid: entry for pid, entry in found.items() if not entry.dead}
-
-
-class TableReader:
-    """Reads the table once for all callers in the same turn of the loop: a thousand kills read it once."""
-
-    def __init__(self) -> None:
-        self._waiting: list[asyncio.Future[ProcessTable[Entry]]] = []
-        self._seen: Container[int] = ()
-
-    async def read(self) -> ProcessTable[Entry]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[ProcessTable[Entry]] = loop.create_future()
-        if not self._waiting:
-            loop.call_soon(self._read)
-        self._waiting.append(future)
-        return await future
-
-    def _read(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        try:
-            table = ProcessTable.read(self._seen)
-            self._seen = table.entries.keys()
-        except OSError as error:
-            for future in waiting:
-                if not future.done():
-                    future.set_exception(ResourceExhausted(f"/proc cannot be read: {error.strerror}"))
-            return
-        for future in waiting:
-            if not future.done():
-                future.set_result(table)
