@@ -40,7 +40,7 @@ _HARMLESS: Final = frozenset(
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_a-zA-Z]+")
 #: Anywhere in a name, these make an `EnvPolicy` drop it: the contract of that policy, `MONKEY` included.
 _DROPPED: Final = ("KEY", "SECRET", "TOKEN")
-#: A count of tokens, as models are asked for: a name in the plural, and a number.
+#: The value of a count of tokens, a parameter of models: its name is in the plural.
 _COUNT: Final = re.compile(r"[0-9]{1,12}")
 #: A password in a value whatever its name: that of a URL, or a part of a connection string.
 _PASSWORD: Final = re.compile(

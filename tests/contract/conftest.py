@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import shutil
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -15,6 +17,14 @@ from tests.support.servers import Conversation, RunningServer, conversation, run
 
 #: The slowest test takes a few seconds.
 HANG_SECONDS = 60
+
+
+@pytest.fixture
+def directory() -> Iterator[str]:
+    """A directory with a short path, for sockets."""
+    path = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
+    yield path
+    shutil.rmtree(path)
 
 
 @pytest.fixture(autouse=True)

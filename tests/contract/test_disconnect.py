@@ -7,10 +7,8 @@ import contextlib
 import hashlib
 import os
 import random
-import shutil
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
@@ -29,13 +27,6 @@ from tests.support.servers import RunningServer, server_environment
 #: `command` is the long-lived channel of a host that can only execute: `holdfast connect`, through the same proxy.
 CUT_WAYS = ("unix", "unix-json", "ws", "ws-json", "command")
 MEGABYTE = 1_000_003
-
-
-@pytest.fixture
-def directory() -> Iterator[str]:
-    path = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
-    yield path
-    shutil.rmtree(path)
 
 
 @contextlib.asynccontextmanager

@@ -7,8 +7,6 @@ import contextlib
 import functools
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -87,13 +85,6 @@ async def hasty(way: str, shared_hasty_server: RunningServer) -> AsyncIterator[S
     async with open_box(way, shared_hasty_server, HASTY) as box:
         yield box
     await end_everything(shared_hasty_server)
-
-
-@pytest.fixture
-def directory() -> Iterator[str]:
-    path = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
-    yield path
-    shutil.rmtree(path)
 
 
 async def start_at_a_gate(box: Sandbox, command: list[str]) -> tuple[Process, EventStream]:

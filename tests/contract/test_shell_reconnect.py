@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import random
-import shutil
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import cast
@@ -43,13 +41,6 @@ for number in range(12):
 def shell_server() -> Iterator[RunningServer]:
     with running_server(["unix", "ws"], settings=SHELL_SETTINGS) as server:
         yield server
-
-
-@pytest.fixture
-def directory() -> Iterator[str]:
-    path = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
-    yield path
-    shutil.rmtree(path)
 
 
 class Gate:

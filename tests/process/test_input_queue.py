@@ -84,7 +84,7 @@ async def test_close_waits_for_what_is_queued(make_exec: Callable[..., LocalExec
     await until(box.events("p"), b"ready")
     size = 500_000
     await box.write("p", b"go\n" + b"x" * size)
-    assert box.process("p").input.queued_bytes > 0
+    assert box.processes.process("p").input.queued_bytes > 0
     await box.close_stdin("p")
     with pytest.raises(StdinClosed):
         await box.write("p", b"late")

@@ -136,7 +136,7 @@ async def test_a_caller_that_gives_up_and_comes_back_finds_its_process(box: Loca
     first, second = await asyncio.gather(box.start(spec), box.start(spec))
     assert first.pid == second.pid
     assert gone.cancelled()
-    marks = {box.process("p").tree._mark}
+    marks = {box.processes.process("p").tree._mark}
     assert survivors(marks) == [first.pid]
     assert len(await box.list()) == 1
 
@@ -360,7 +360,7 @@ async def test_over_the_total_the_largest_running_keeps_less(make_exec: MakeExec
     await box.start(sh("echo small; read x", "small", pipe_stdin=True))
     await box.start(sh("head -c 3000000 /dev/zero; echo up >&2; read x", "large", pipe_stdin=True))
     await until(box.events("small"), b"small")
-    process = box.process("large")
+    process = box.processes.process("large")
     async with asyncio.timeout(SAFETY_NET):
         while process.logs[0].end < 3_000_000:
             await process.changed()
@@ -370,9 +370,9 @@ async def test_over_the_total_the_largest_running_keeps_less(make_exec: MakeExec
 
 async def test_a_session_has_a_number_of_processes(make_exec: MakeExec) -> None:
     box = make_exec(max_processes_per_connection=3)
-    box.check_room(2)
+    box.processes.check_room(2)
     with pytest.raises(LimitReached, match="max_processes_per_connection"):
-        box.check_room(3)
+        box.processes.check_room(3)
 
 
 async def test_no_descriptor_and_no_file_is_left_by_what_came_and_went(box: LocalExec) -> None:
@@ -390,14 +390,14 @@ async def test_no_descriptor_and_no_file_is_left_by_what_came_and_went(box: Loca
         await asyncio.gather(*(one(number) for number in range(start, start + 20)))
     assert sorted(os.listdir("/proc/self/fd")) == before
     assert os.listdir(box._spool.path) == []
-    assert (box._spool.used, box.running, await box.list()) == (0, 0, ())
+    assert (box._spool.used, box.processes.running, await box.list()) == (0, 0, ())
     assert children() == ours
 
 
 async def test_three_hundred_at_once(box: LocalExec) -> None:
     ids = [str(number) for number in range(300)]
     await asyncio.gather(*(box.start(sh("read x; echo got $x", id, pipe_stdin=True)) for id in ids))
-    assert box.running == 300
+    assert box.processes.running == 300
     assert (await box.status()).processes_running == 300
     await asyncio.gather(*(box.write(id, b"%s\n" % id.encode()) for id in ids))
     events = await asyncio.gather(*(rest(box.events(id)) for id in ids))
@@ -454,7 +454,7 @@ async def test_the_end_takes_everything_with_it(make_exec: MakeExec) -> None:
         await box.start(sh(script, str(number)))
     await until(box.events("1"), b"up")
     await box.start(sh("yes", "3", overflow="block"))
-    marks = {box.process(str(number)).tree._mark for number in range(4)}
+    marks = {box.processes.process(str(number)).tree._mark for number in range(4)}
     reader = asyncio.ensure_future(rest(box.events("0")))
     waiter = asyncio.ensure_future(box.wait("1"))
     path = box._spool.path
@@ -473,7 +473,7 @@ async def test_the_end_takes_everything_with_it(make_exec: MakeExec) -> None:
 
 async def test_the_end_waits_for_a_start_that_is_under_way(make_exec: MakeExec) -> None:
     box = make_exec()
-    starting = asyncio.ensure_future(box.start_process(sh("exec sleep 1000", limits=SLOW)))
+    starting = asyncio.ensure_future(box.processes.start(sh("exec sleep 1000", limits=SLOW)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     async with asyncio.timeout(SAFETY_NET):

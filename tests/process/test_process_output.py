@@ -142,14 +142,14 @@ os._exit(0)
 
 async def child_of(box: LocalExec) -> int:
     """The only living member of a tree with an ended leader."""
-    (member,) = await box.process("p").tree.members(frozenset())
+    (member,) = await box.processes.process("p").tree.members(frozenset())
     return member
 
 
 async def test_gaps_are_exact_for_readers_of_any_speed(make_exec: MakeExec) -> None:
     box = make_exec(retained_output_bytes_per_process=128 * KIB)
     printed = counted(100_000)
-    process = await box.start_process(py(COUNT.format(lines=100_000, then=""), overflow="drop"))
+    process = await box.processes.start(py(COUNT.format(lines=100_000, then=""), overflow="drop"))
     fast, slow, late = box.events("p"), box.events("p"), box.events("p")
     first = [await anext(slow)]
     fast_events = await rest(fast)
@@ -172,7 +172,7 @@ async def test_what_is_lost_after_a_gap_was_told_is_told_too(make_exec: MakeExec
             overflow="drop",
         )
     )
-    process = box.process("p")
+    process = box.processes.process("p")
     reader = box.events("p")
     events: list[ProcessEvent] = []
     await box.write("p", b"300000\n")
@@ -251,7 +251,7 @@ async def test_blocking_loses_nothing_to_a_slow_reader(make_exec: MakeExec) -> N
     box = make_exec(retained_output_bytes_per_process=256 * KIB)
     size = 20_000_000
     await box.start(sh(f"yes 0123456789abcdef | head -c {size}", overflow="block"))
-    process = box.process("p")
+    process = box.processes.process("p")
     digest = hashlib.sha256()
     taken = 0
     async with asyncio.timeout(SAFETY_NET):
@@ -292,7 +292,7 @@ async def test_waiting_loses_nothing_when_chunks_are_many_and_small(
     """Two streams in turn make a record a byte: it is the journal that is full, not the log."""
     box = make_exec(retained_chunks_per_process=64)
     script = "import os\nfor n in range(2000):\n os.write(1, b'o')\n os.write(2, b'e')"
-    process = await box.start_process(py(script, overflow=overflow))
+    process = await box.processes.start(py(script, overflow=overflow))
     reader = box.events("p")
     events = [await anext(reader)]
     for _ in range(200):
@@ -316,7 +316,7 @@ async def test_the_total_bound_takes_nothing_from_a_process_that_waits(
 async def test_a_blocking_process_that_nobody_reads_waits_and_can_be_ended(make_exec: MakeExec) -> None:
     box = make_exec(retained_output_bytes_per_process=128 * KIB)
     await box.start(sh("echo ready >&2; yes", overflow="block"))
-    process = box.process("p")
+    process = box.processes.process("p")
     await paused(process)
     assert process.logs[0].lost_end == process.logs[0].lost_start
     async with asyncio.timeout(SAFETY_NET):
@@ -353,7 +353,7 @@ async def test_a_blocking_process_that_ended_while_it_was_held_back_tells_its_ex
 ) -> None:
     box = make_exec(retained_output_bytes_per_process=16 * KIB if tty else 32 * KIB)
     size = 16 * KIB + 1000
-    process = await box.start_process(
+    process = await box.processes.start(
         py(f"import sys, os\nfor _ in range({size} // 8): os.write(1, b'abcdefgh')", overflow="block", tty=tty)
     )
     await paused(process)
@@ -380,7 +380,7 @@ async def test_read_gives_at_least_one_chunk_and_at_most_so_many_bytes(box: Loca
     whole = await box.read("p")
     assert (whole.exited, whole.exit_code, whole.closed) == (True, 0, True)
     assert sum(len(chunk.data) for chunk in whole.chunks) == 300
-    assert whole.next_seq == box.process("p").journal.last_seq + 1
+    assert whole.next_seq == box.processes.process("p").journal.last_seq + 1
     none = await box.read("p", max_bytes=0)
     assert len(none.chunks) == 1
 
@@ -429,7 +429,7 @@ async def test_a_read_that_waits_is_woken_by_output_and_by_the_end(box: LocalExe
 
 async def test_a_read_after_the_last_number_is_woken_by_the_next_byte(box: LocalExec) -> None:
     """The last chunk may not grow once a reader waits for what comes after it."""
-    process = await box.start_process(sh("echo one; read x; echo two; read x", pipe_stdin=True))
+    process = await box.processes.start(sh("echo one; read x; echo two; read x", pipe_stdin=True))
     await wait_for_stdout(process, 4)
     waiting = asyncio.ensure_future(box.read("p", after_seq=process.journal.last_seq, wait=SAFETY_NET))
     await asyncio.sleep(0)
@@ -470,7 +470,7 @@ async def test_readers_do_not_steal_and_may_leave(box: LocalExec) -> None:
     first, second = await asyncio.gather(rest(one), rest(two))
     assert joined(first) == joined(second) == b"".join(b"%d\n" % n for n in range(1, 1001))
     assert await rest(gone) == []
-    assert not box.process("p")._readers
+    assert not box.processes.process("p")._readers
 
 
 async def test_a_cancelled_reader_loses_nothing(box: LocalExec) -> None:
@@ -499,7 +499,7 @@ async def test_the_snapshot_has_head_and_tail(make_exec: MakeExec) -> None:
 async def test_without_descriptors_output_is_lost_and_the_process_goes_on(make_exec: MakeExec) -> None:
     box = make_exec()
     await box.start(sh("read x; echo lost; read x; echo kept", pipe_stdin=True))
-    process = box.process("p")
+    process = box.processes.process("p")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
@@ -528,6 +528,6 @@ async def test_a_look_at_the_beginning_takes_nothing_back_from_a_blocking_proces
                 break
     await events.aclose()
     await box.read("p", after_seq=0, max_bytes=1)
-    process = box.process("p")
+    process = box.processes.process("p")
     assert (process._floor(0) or 0) >= 1_000_000
     await box.terminate("p", force=True)

@@ -30,7 +30,7 @@ SAFETY_NET = 60
 
 def marked(box: LocalExec, *process_ids: str) -> list[int]:
     """Every living process of the machine that carries a mark of these, wherever it hangs."""
-    marks = {box.process(process_id).tree._mark for process_id in process_ids or ("p",)}
+    marks = {box.processes.process(process_id).tree._mark for process_id in process_ids or ("p",)}
     table = ProcessTable.read()
     return sorted(pid for pid, entry in table.entries.items() if not entry.dead and read_mark(pid) in marks)
 
@@ -193,7 +193,7 @@ while time.monotonic() < stop:
     os.setsid()
 """
     await box.start(ProcessSpec("p", (sys.executable, "-S", "-c", script), pipe_stdin=True))
-    tree = box.process("p").tree
+    tree = box.processes.process("p").tree
     async with asyncio.timeout(SAFETY_NET):
         # It joins after a while, on a thread: no event reports it.
         while tree.cgroup is None or not tree.cgroup.pids():  # noqa: ASYNC110

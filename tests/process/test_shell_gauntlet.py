@@ -17,6 +17,7 @@ from holdfast.types import OutputChunk, OutputGap
 from tests.process.gauntlet import CASES
 from tests.process.gauntlet.case import Case, Closed, Expected, Late, Step
 from tests.support.parts import require
+from tests.support.servers import is_alive
 
 #: Nothing here waits for time to pass; whatever takes this long hangs.
 SAFETY_NET = 60
@@ -100,15 +101,6 @@ async def late_output(sh: Shell, expected: Late) -> None:
     assert printed == {"stdout": expected.out, "stderr": expected.err}
 
 
-def runs(pid: int) -> bool:
-    """Whether it does anything: a killed process that is not reaped yet does not."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def noted(location: Path) -> list[int]:
     """The processes of which a case noted that it left them behind."""
     pids = location / "pids"
@@ -141,7 +133,7 @@ async def test_gauntlet(each: Case, shell: str, tmp_path: Path) -> None:
                     await sh.run("echo no")
         assert sh.state == ("closed" if isinstance(each.steps[-1], Closed) else "idle")
         await sh.close()
-        assert [pid for pid in noted(location) if runs(pid)] == []
+        assert [pid for pid in noted(location) if is_alive(pid)] == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash", "zsh"])

@@ -139,7 +139,7 @@ async def start_inside_a_cgroup(box: LocalExec, answer: str) -> None:
         pytest.skip("needs a cgroup of version 2 that can be written: only such a one counts CPU time")
     script = f"while read line; do {answer}; echo answered; done"
     await box.start(ProcessSpec("p", ("sh", "-c", script), pipe_stdin=True))
-    tree = box.process("p").tree
+    tree = box.processes.process("p").tree
     async with asyncio.timeout(SAFETY_NET):
         while tree.cgroup is None or not tree.cgroup.pids():  # noqa: ASYNC110 - it is moved beside the loop
             await asyncio.sleep(0.01)

@@ -254,13 +254,13 @@ import holdfast.proxies.model.proxy, holdfast.proxies.egress.proxy
 # --- security ----------------------------------------------------------------------------------------------------
 
 
-def test_every_threat_has_a_wall_and_tests_that_exist() -> None:
-    """The table of docs/security.md: threat, wall, tests as `FILE::NAME`."""
-    text = (DOCS / "security.md").read_text().partition("\n## Threats, walls and tests\n")[2]
+def test_every_threat_has_a_mitigation_and_tests_that_exist() -> None:
+    """The table of docs/security.md: threat, mitigation, tests as `FILE::NAME`."""
+    text = (DOCS / "security.md").read_text().partition("\n## Threats, mitigations and tests\n")[2]
     found = [cells for threat, cells in rows(text).items() if threat not in ("threat", "---")]
     assert len(found) == text.count("\n| ") - text.count("\n| threat |")
-    for wall, tests in found:
-        assert wall
+    for mitigation, tests in found:
+        assert mitigation
         names = re.findall(r"`([^`]+)`", tests)
         assert names
         for name in names:

@@ -252,8 +252,8 @@ class Sandbox(SandboxCommands, SandboxFiles):
     ) -> Shell:
         """Start a live shell whose state persists from command to command.
 
-        `shell` is a name or a path (bash, dash, zsh, busybox ash, any POSIX sh); the default is bash, or sh where
-        bash is missing. `id` is its key for `attach_shell`. `env` adds to the sandbox's environment. `login` reads
+        `shell` is the name or path of bash, zsh or any POSIX shell; the default is bash, or sh where bash is
+        missing. `id` is its key for `attach_shell`. `env` adds to the sandbox's environment. `login` reads
         the profile files. `lifetime="connection"` closes it when this client does not reconnect.
         """
         variables = self._defaults.env(env)

@@ -36,7 +36,7 @@ from holdfast.fleet.template import Template, make_template
 
 log = logging.getLogger(__name__)
 
-#: How long a sandbox of `Fleet.create` lives if its template does not say: a working day's job fits, and a
+#: How long a sandbox of `Fleet.create` lives if its template has no `lifetime`: a working day's job fits, and a
 #: forgotten sandbox is gone the next day.
 DEFAULT_LIFETIME: Final = 86_400.0
 #: The lease of a sandbox that ends with its maker, renewed while the maker lives. On the maker's own machine its
@@ -116,8 +116,8 @@ class Fleet:
     ) -> SandboxRef:
         """Make a sandbox and return its reference once its setup commands have run.
 
-        It lives for `lifetime` seconds, a day unless the template says otherwise (`math.inf`: until it is removed).
-        Keywords are fields of `Template`, laid over `template`.
+        It lives for `lifetime` seconds, a day by default (`math.inf`: until it is removed). Keywords are fields of
+        `Template`, laid over `template`.
         """
         template = make_template(template, fields)
         record = new_record(template, now=time.time(), lifetime=template.lifetime or DEFAULT_LIFETIME)

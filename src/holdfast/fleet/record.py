@@ -28,7 +28,7 @@ State = Literal["creating", "running", "paused", "ended"]
 
 
 class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The process that made a sandbox. A pid alone may be reused: the start time and the boot tell them apart."""
+    """The process that made a sandbox. A pid alone may be reused: the start time and the boot distinguish them."""
 
     user: str
     host: str

@@ -19,7 +19,6 @@ from typing import Final
 from holdfast import __version__
 from holdfast.config import ExecServerConfig
 from holdfast.errors import (
-    LimitReached,
     ResourceExhausted,
     ShellClosed,
     StdinClosed,
@@ -38,7 +37,6 @@ from holdfast.runtime.output.poller import Poller
 from holdfast.runtime.process.checks import check_bytes
 from holdfast.runtime.process.input import InputQueue
 from holdfast.runtime.process.oom import OomCounter
-from holdfast.runtime.process.process import ManagedProcess
 from holdfast.runtime.process.registry import Processes
 from holdfast.runtime.process.signals import parse_signal
 from holdfast.runtime.process.spawn import write_all
@@ -155,15 +153,6 @@ class LocalExec:
     async def start(self, spec: ProcessSpec) -> ProcessInfo:
         return (await self.processes.start(spec)).info()
 
-    async def start_process(self, spec: ProcessSpec) -> ManagedProcess:
-        return await self.processes.start(spec)
-
-    def start_now(self, spec: ProcessSpec) -> ManagedProcess:
-        return self.processes.start_now(spec)
-
-    def process(self, process_id: str) -> ManagedProcess:
-        return self.processes.process(process_id)
-
     def recorded(self, id: str) -> Job:
         """The job with this id: a process, a command of a shell, or a shell's own output."""
         found = self.processes.get(id) or self.shells.recorded(id)
@@ -212,22 +201,22 @@ class LocalExec:
 
     def input(self, process_id: str) -> InputQueue:
         """The stdin of a process, or of a command in a shell."""
-        command = None if self.is_known(process_id) else self.shells.command(process_id)
+        command = None if self.processes.is_known(process_id) else self.shells.command(process_id)
         if command is None:
-            return self.process(process_id).input
+            return self.processes.process(process_id).input
         if command.input is None:
             raise StdinClosed(f"command {process_id!r} was run without an open stdin")
         return command.input
 
     async def resize(self, process_id: str, size: TerminalSize) -> None:
-        self.process(process_id).resize(size)
+        self.processes.process(process_id).resize(size)
 
     async def signal(self, process_id: str, signal: str, *, signal_id: str | None = None) -> None:
         number = parse_signal(signal)
-        self.process(process_id).send_signal(number, signal_id)
+        self.processes.process(process_id).send_signal(number, signal_id)
 
     async def terminate(self, process_id: str, *, grace: float = 5.0, force: bool = False) -> bool:
-        process, terminal = self.process(process_id), self.terminals.get(process_id)
+        process, terminal = self.processes.process(process_id), self.terminals.get(process_id)
         was_running = process.running
         if terminal is not None:
             await terminal.close("force" if force else "graceful", "kill", grace)
@@ -237,7 +226,7 @@ class LocalExec:
         return was_running
 
     async def wait(self, process_id: str, *, timeout: float | None = None) -> ExitStatus | None:
-        process = self.process(process_id)
+        process = self.processes.process(process_id)
         try:
             async with asyncio.timeout(timeout):
                 return await process.wait_exit()
@@ -251,7 +240,7 @@ class LocalExec:
         return self.recorded(process_id).snapshot()
 
     async def describe(self, process_id: str) -> ProcessInfo:
-        return self.process(process_id).info()
+        return self.processes.process(process_id).info()
 
     async def list(self) -> tuple[ProcessInfo, ...]:
         return tuple(process.info() for process in self.processes.all() if not process.internal)
@@ -435,10 +424,6 @@ class LocalExec:
             lost=self._durability.lost,
         )
 
-    @property
-    def running(self) -> int:
-        return self.processes.running
-
     # --- ending ----------------------------------------------------------------------------------------------
 
     async def shutdown(self, grace: float) -> None:
@@ -460,18 +445,6 @@ class LocalExec:
         if not self.processes.closing:
             await self.shutdown(self.config.shutdown_grace_period_ms / 1000)
 
-    def is_known(self, process_id: str) -> bool:
-        return self.processes.get(process_id) is not None
-
-    def is_running(self, process_id: str) -> bool:
-        process = self.processes.get(process_id)
-        return process is not None and process.running
-
-    def bound_processes(self) -> builtins.list[str]:
-        """The running processes that end with the connection that started them."""
-        running = (process for process in self.processes.all() if process.running)
-        return [process.process_id for process in running if process.spec.lifetime == "connection"]
-
     async def write_in_place(self, path: str, file_id: str, offset: int, data: bytes) -> None:
         """Write into an existing file; `FileNotFound` if it is another file than `file_id`."""
         await self.files.write_at(path, data, offset=offset, file_id=file_id)
@@ -479,8 +452,3 @@ class LocalExec:
     def confined_files(self, confinement: Confinement) -> AbstractAsyncContextManager[ConfinedFiles]:
         """The files under a confinement, for the length of a block."""
         return self._jails.files(confinement)
-
-    def check_room(self, running: int) -> None:
-        """Raise `LimitReached` if a connection has its maximum of processes."""
-        if running >= self.config.max_processes_per_connection:
-            raise LimitReached(f"{running} processes run in this session: that is max_processes_per_connection")

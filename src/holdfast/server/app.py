@@ -233,7 +233,7 @@ class Server:
 
     def _stop_if_idle(self) -> None:
         self._idle = None
-        if self.connections or self.exec.running:
+        if self.connections or self.exec.processes.running:
             self._watch_idle()
         else:
             self.stopping.set()
@@ -284,9 +284,9 @@ async def _serve(
         raise
     await server.stopping.wait()
     if server.leaving:
-        log.info("stopping: %d processes are left to the keeper", exec_.running)
+        log.info("stopping: %d processes are left to the keeper", exec_.processes.running)
         server.leave()
-    log.info("stopping: %d processes run", exec_.running)
+    log.info("stopping: %d processes run", exec_.processes.running)
     await server.close()
 
 

@@ -96,7 +96,7 @@ class ClientRegistry:
             ClientInfo(
                 name=client.client_name,
                 pid=client.client_pid,
-                processes=sum(map(self._exec.is_running, client.processes)),
+                processes=sum(map(self._exec.processes.is_running, client.processes)),
                 shells=sum(map(self._exec.shells.is_open, client.shells)),
             )
             for client in self._clients.values()
@@ -131,7 +131,7 @@ class ClientRegistry:
             close_readers(resume)
             return
         client.takeover, client.resume = None, resume
-        running = any(self._exec.is_running(id) for id in client.processes)
+        running = any(self._exec.processes.is_running(id) for id in client.processes)
         if not (any(resume) or running or any(self._exec.shells.is_open(id) for id in client.shells)):
             # Nothing to resume. Callers of single requests would otherwise leave many of these.
             self._forget(client)
@@ -155,14 +155,14 @@ class ClientRegistry:
         claimed_shells: set[str] = set()
         for each in remembered:
             client = self._clients[each.opened.id] = ClientState(each.opened.client_name, each.opened.id)
-            client.processes = {id for id in each.processes if self._exec.is_running(id)}
+            client.processes = {id for id in each.processes if self._exec.processes.is_running(id)}
             client.bound = {id for id in client.processes if each.processes[id]}
             client.resume = ResumePoint({id: sent_seqs[id] for id in each.pushed if id in sent_seqs})
             claimed |= client.bound
             client.shells = {id: bound for id, bound in each.shells.items() if self._exec.shells.is_open(id)}
             claimed_shells |= client.shells.keys()
             self._start_expiry(client)
-        self._unclaimed.bound = set(self._exec.bound_processes()) - claimed
+        self._unclaimed.bound = set(self._exec.processes.bound()) - claimed
         self._unclaimed.shells = dict.fromkeys(set(self._exec.shells.bound()) - claimed_shells, True)
         if self._unclaimed.bound or self._unclaimed.shells:
             self._start_expiry(self._unclaimed)
@@ -186,7 +186,7 @@ class ClientRegistry:
     def running(self, client: ClientState) -> int:
         """An upper bound of the client's running processes; ended ones are pruned at the limit."""
         if len(client.processes) >= self._exec.config.max_processes_per_connection:
-            client.processes = {id for id in client.processes if self._exec.is_running(id)}
+            client.processes = {id for id in client.processes if self._exec.processes.is_running(id)}
         return len(client.processes)
 
     def _expire(self, client: ClientState) -> None:

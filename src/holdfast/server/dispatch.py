@@ -145,14 +145,14 @@ class ProcessMethods:
 
     def start(self, connection: ServerConnection, params: m.StartParams) -> m.StartResult | Waiting[m.StartResult]:
         assert connection.client is not None
-        self._exec.check_room(self._clients.running(connection.client))
+        self._exec.processes.check_room(self._clients.running(connection.client))
         params = _with_policy(params)
         if starts_at_once(params):
-            return self._started(connection, params, self._exec.start_now(params))
+            return self._started(connection, params, self._exec.processes.start_now(params))
         return self._start_through_launcher(connection, params)
 
     async def _start_through_launcher(self, connection: ServerConnection, params: m.StartParams) -> m.StartResult:
-        return self._started(connection, params, await self._exec.start_process(params))
+        return self._started(connection, params, await self._exec.processes.start(params))
 
     def _started(
         self, connection: ServerConnection, params: m.StartParams, process: ManagedProcess
@@ -195,7 +195,7 @@ class ProcessMethods:
         self._exec.input(params.process_id).close()
 
     def resize(self, connection: ServerConnection, params: m.ResizeParams) -> None:
-        self._exec.process(params.process_id).resize(TerminalSize(params.rows, params.cols))
+        self._exec.processes.process(params.process_id).resize(TerminalSize(params.rows, params.cols))
 
     async def signal(self, connection: ServerConnection, params: m.SignalParams) -> None:
         await self._exec.signal(params.process_id, params.signal, signal_id=params.signal_id)
@@ -223,7 +223,7 @@ class ProcessMethods:
         return self._exec.recorded(params.process_id).snapshot()
 
     def describe(self, connection: ServerConnection, params: m.ProcessParams) -> ProcessInfo:
-        return self._exec.process(params.process_id).info()
+        return self._exec.processes.process(params.process_id).info()
 
     async def list(self, connection: ServerConnection, params: m.Empty) -> m.ListResult:
         return m.ListResult(await self._exec.list())

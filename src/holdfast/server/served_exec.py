@@ -22,6 +22,33 @@ if TYPE_CHECKING:
     from holdfast.types import CommandSpec, Confinement, ProcessSpec, ReadResult, ShellStatus, TerminalCommandEnded
 
 
+class ServedProcesses(Protocol):
+    """The processes of a served exec."""
+
+    @property
+    def running(self) -> int:
+        """Number of running processes."""
+
+    def start_now(self, spec: ProcessSpec) -> ManagedProcess:
+        """Start a process without waiting; its spec must satisfy `starts_at_once`."""
+
+    async def start(self, spec: ProcessSpec) -> ManagedProcess:
+        """Start any process, through the launcher if the spec needs it."""
+
+    def process(self, process_id: str) -> ManagedProcess:
+        """The process with this id; `UnknownProcess` if there is none."""
+
+    def is_known(self, process_id: str) -> bool: ...
+
+    def is_running(self, process_id: str) -> bool: ...
+
+    def bound(self) -> Sequence[str]:
+        """Ids of running processes with `lifetime="connection"`."""
+
+    def check_room(self, running: int) -> None:
+        """Raise `LimitReached` if a client with `running` processes may start no more."""
+
+
 class ServedShells(Protocol):
     """The live shells of a served exec."""
 
@@ -64,17 +91,7 @@ class ServedExec(ExecApi, Protocol):
     def terminals(self) -> ServedTerminals: ...
 
     @property
-    def running(self) -> int:
-        """Number of running processes."""
-
-    def start_now(self, spec: ProcessSpec) -> ManagedProcess:
-        """Start a process without waiting; its spec must satisfy `starts_at_once`."""
-
-    async def start_process(self, spec: ProcessSpec) -> ManagedProcess:
-        """Start any process, through the launcher if the spec needs it."""
-
-    def process(self, process_id: str) -> ManagedProcess:
-        """The process with this id; `UnknownProcess` if there is none."""
+    def processes(self) -> ServedProcesses: ...
 
     def recorded(self, id: str) -> Job:
         """The job with this id: a process, a command of a shell, or a shell's late output."""
@@ -94,21 +111,11 @@ class ServedExec(ExecApi, Protocol):
     ) -> ReadResult:
         """As `ExecApi.read`. A named `reader` holds output back for its next poll, as a subscription does."""
 
-    def is_known(self, process_id: str) -> bool: ...
-
-    def is_running(self, process_id: str) -> bool: ...
-
-    def bound_processes(self) -> Sequence[str]:
-        """Ids of running processes with `lifetime="connection"`."""
-
     async def write_in_place(self, path: str, file_id: str, offset: int, data: bytes) -> None:
         """Write into an existing file; `FileNotFound` if it is another file than `file_id`."""
 
     def confined_files(self, confinement: Confinement) -> AbstractAsyncContextManager[FileApi]:
         """The files under a confinement, for the length of a block."""
-
-    def check_room(self, running: int) -> None:
-        """Raise `LimitReached` if a client with `running` processes may start no more."""
 
     async def shutdown(self, grace: float) -> None:
         """End every process, shell and terminal; nothing starts after this call."""

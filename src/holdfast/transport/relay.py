@@ -157,7 +157,7 @@ class SocketRelay:
         mask = 0 if end.ended or end.other.unsent is not None else select.EPOLLIN
         mask |= 0 if end.unsent is None else select.EPOLLOUT
         if mask != end.mask:
-            # An end that needs nothing is removed, because epoll reports a hang-up even without being asked.
+            # An end that needs nothing is removed, because epoll reports a hang-up even if it was not requested.
             if not mask:
                 self._epoll.unregister(end.fd)
             elif not end.mask:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -31,13 +29,6 @@ from tests.support.servers import RunningServer, conversation
 @pytest.fixture(params=["unix", "ws-json"])
 def remote_way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture
-def directory() -> Iterator[str]:
-    path = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
-    yield path
-    shutil.rmtree(path)
 
 
 @contextlib.asynccontextmanager

@@ -15,15 +15,7 @@ from holdfast.client.command import OUTPUT_LIMIT_BYTES
 from holdfast.client.exec_remote import Completed, StderrChunk, StdoutChunk
 from holdfast.errors import CommandNotFound, CwdNotFound
 from holdfast.testing.sandbox_suite import TIMEOUTS
-
-
-def runs(pid: int) -> bool:
-    """Whether it does anything: a killed process that is not reaped yet does not."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+from tests.support.servers import is_alive
 
 
 async def test_exec() -> None:
@@ -70,7 +62,7 @@ async def test_a_timeout_leaves_nothing_behind() -> None:
                 await box.exec(["sh", "-c", script], timeout=timeout, timeout_retry=False)
             if caught.value.stdout:
                 break
-        assert not runs(int(caught.value.stdout))
+        assert not is_alive(int(caught.value.stdout))
 
 
 async def test_a_cancelled_exec_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -83,7 +75,7 @@ async def test_a_cancelled_exec_leaves_nothing_behind(tmp_path: Path) -> None:
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert not runs(pid)
+        assert not is_alive(pid)
         (process,) = await box.processes()
         assert (await process.wait()).signal == "SIGKILL"
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Annotated, Any, Final
 
 import typer
 
-from holdfast.cli.support.typed_verb import run_async
+from holdfast.cli.support.typed_verb import give_signature, run_async
 from holdfast.service.client.endpoint import ADDRESS_VARIABLE, DEFAULT_ADDRESS, token_from_file
 from holdfast.service.client.service_client import ServiceClient
 from holdfast.service.problems import Unavailable
@@ -71,14 +71,7 @@ def with_service(retry_seconds: float = RETRY_SECONDS) -> Callable[[_Work], Call
 
             return run_async(run())
 
-        # typer reads the parameters of a verb from its signature and its annotations.
-        own = list(inspect.signature(work).parameters.values())[1:]
-        hints = {**get_type_hints(work, include_extras=True), **get_type_hints(_options, include_extras=True)}
-        parameters = [each.replace(annotation=hints[each.name]) for each in (*own, *_SERVICE_PARAMETERS)]
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {each.name: each.annotation for each in parameters}
-        command.__doc__ = work.__doc__
-        return command
+        return give_signature(command, work, "service", _options)
 
     return decorate
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_type_hints
 
 import typer
 
@@ -83,6 +84,26 @@ def guarded(verb: str, work: Callable[[], int]) -> int:
 def _lines(command: Callable[..., int]) -> list[str]:
     """Return the paragraphs of a docstring, each as one line: typer would keep the line breaks of the source."""
     return [" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n")]
+
+
+def give_signature(
+    command: Callable[..., int], work: Callable[..., Any], without: str, *options: Callable[..., Any]
+) -> Callable[..., int]:
+    """Give a verb the text of `work`, its parameters except `without`, and those of `options`.
+
+    typer reads the parameters of a verb from its signature and its annotations.
+    """
+    parameters = [
+        each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for function in (work, *options)
+        for hints in [get_type_hints(function, include_extras=True)]
+        for each in inspect.signature(function).parameters.values()
+        if function is not work or each.name != without
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.__doc__ = work.__doc__
+    return command
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

@@ -17,6 +17,7 @@ from holdfast.errors import (
     Forbidden,
     HoldfastError,
     InvalidRequest,
+    LimitReached,
     ResourceExhausted,
     ShuttingDown,
     UnknownProcess,
@@ -123,6 +124,11 @@ class Processes:
         """Raise `ShuttingDown` once `shutdown` has begun."""
         if self.closing:
             raise ShuttingDown("the server is shutting down: it starts nothing new")
+
+    def check_room(self, running: int) -> None:
+        """Raise `LimitReached` if a connection has its maximum of processes."""
+        if running >= self._config.max_processes_per_connection:
+            raise LimitReached(f"{running} processes run in this session: that is max_processes_per_connection")
 
     def _check(self, spec: ProcessSpec) -> None:
         """Check a spec before anything is tried."""
@@ -231,6 +237,18 @@ class Processes:
             return self._processes[process_id]
         except KeyError:
             raise UnknownProcess(f"no process has the id {process_id!r}") from None
+
+    def is_known(self, process_id: str) -> bool:
+        return process_id in self._processes
+
+    def is_running(self, process_id: str) -> bool:
+        process = self._processes.get(process_id)
+        return process is not None and process.running
+
+    def bound(self) -> list[str]:
+        """The running processes that end with the connection that started them."""
+        running = (process for process in self.all() if process.running)
+        return [process.process_id for process in running if process.spec.lifetime == "connection"]
 
     def all(self) -> Iterable[ManagedProcess]:
         return self._processes.values()

@@ -12,7 +12,7 @@ from holdfast.wire.paths import encode_uri
 if TYPE_CHECKING:
     from holdfast.server.connection import ServerConnection
 
-_NO_DISCOVERY: Final = "this server looks for no plugins and skills"
+_NO_DISCOVERY: Final = "this server does not search for plugins and skills"
 
 
 class CodexMethods:

@@ -62,7 +62,7 @@ class ExecRemoteMethods:
 
     async def start(self, connection: ServerConnection, params: ExecRemoteStartParams) -> ExecRemoteStartResult:
         process_id = f"exec_remote-{secrets.token_hex(6)}"
-        process = await self._exec.start_process(
+        process = await self._exec.processes.start(
             ProcessSpec(
                 process_id=process_id,
                 argv=(self._shell, "-c", params.command),
@@ -92,7 +92,7 @@ class ExecRemoteMethods:
                 raise self._unknown(params.pid)
         elif params.ack_seq != job.seq - 1:
             raise InvalidParams(f"ack_seq {params.ack_seq}: the last reply was {job.seq}")
-        process = self._exec.process(job.process_id)
+        process = self._exec.processes.process(job.process_id)
         (stdout, stdout_end), (stderr, stderr_end) = _new_text(process, job)
         if params.wait_ms > 0 and process.running and not stdout and not stderr:
             # Waits by `seq` rather than by offset: the first byte of a character alone gives no text to send.
@@ -123,7 +123,7 @@ class ExecRemoteMethods:
         was_running = await self._exec.terminate(job.process_id)
         if was_running:
             job.killed = True
-            process = self._exec.process(job.process_id)
+            process = self._exec.processes.process(job.process_id)
             job.sent = job.acknowledged = (process.logs[0].end, process.logs[1].end)
         return ExecRemoteDone(True, "killed" if was_running else "it had ended already")
 
@@ -145,7 +145,7 @@ class ExecRemoteMethods:
 
     def _job(self, pid: int) -> _Job:
         job = self._jobs.get(pid)
-        if job is None or not self._exec.is_known(job.process_id):
+        if job is None or not self._exec.processes.is_known(job.process_id):
             raise self._unknown(pid)
         return job
 
@@ -154,12 +154,12 @@ class ExecRemoteMethods:
 
     async def _remove(self, pid: int) -> None:
         job = self._jobs.pop(pid)
-        if self._exec.is_known(job.process_id):
+        if self._exec.processes.is_known(job.process_id):
             await self._exec.forget(job.process_id)
 
     def _forget_dropped(self) -> None:
         """Drop jobs of processes that are no longer retained."""
-        self._jobs = {pid: job for pid, job in self._jobs.items() if self._exec.is_known(job.process_id)}
+        self._jobs = {pid: job for pid, job in self._jobs.items() if self._exec.processes.is_known(job.process_id)}
 
 
 def _new_text(process: ManagedProcess, job: _Job) -> tuple[tuple[str, int], tuple[str, int]]:

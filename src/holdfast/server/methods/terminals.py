@@ -28,7 +28,7 @@ class TerminalMethods:
 
     async def open(self, connection: ServerConnection, params: TerminalSpec) -> TerminalStatus:
         assert connection.client is not None
-        self._exec.check_room(self._clients.running(connection.client))
+        self._exec.processes.check_room(self._clients.running(connection.client))
         status = await self._exec.open_terminal(params)
         if connection.client is not None:  # else the connection broke meanwhile
             self._clients.started(connection.client, params.terminal_id, bound=params.lifetime == "connection")

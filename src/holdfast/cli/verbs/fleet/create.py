@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 
 from holdfast.cli.support.command_request import environment
 from holdfast.cli.support.sandbox_option import JsonOption
-from holdfast.cli.support.typed_verb import run_async
+from holdfast.cli.support.typed_verb import give_signature, run_async
 from holdfast.cli.verbs.fleet.described import show_made
 from holdfast.cli.verbs.fleet.values import assignments, seconds
 from holdfast.errors import InvalidParams
@@ -20,105 +21,46 @@ from holdfast.errors import InvalidParams
 if TYPE_CHECKING:
     from holdfast.fleet.engine import Progress
 
-LabelOption = Annotated[
-    list[str] | None, typer.Option("--label", "-l", metavar="K=V", help="A label to find it by; may be repeated.")
-]
-LifetimeOption = Annotated[
-    str | None,
-    typer.Option(metavar="SECONDS", help="Remove it after this time: seconds, 90m, 2h, 3d, never. Default: a day."),
-]
-IdleOption = Annotated[
-    str | None, typer.Option(metavar="SECONDS", help="Remove it after this time without a call.")
-]
-CpusOption = Annotated[float | None, typer.Option(metavar="N", help="Processors, also a fraction.")]
-MemoryOption = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of all processes, as in 512MiB.")]
-DiskOption = Annotated[str | None, typer.Option(metavar="SIZE", help="Bytes that it may write, as in 2GiB.")]
-ProcessesOption = Annotated[int | None, typer.Option(metavar="N", help="Processes at a time.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the id only.")]
+Fields = dict[str, Any]
 
 
-ImageOption = Annotated[
-    str | None, typer.Option(metavar="IMAGE", help="An image; for bwrap the tar of one, by its path.")
-]
-RootOption = Annotated[
-    str | None, typer.Option(metavar="DIR", help="A directory that is its file system; it stays unchanged.")
-]
-NetworkOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="none|host|HOST", help="none, host, or a host that it may reach; may be repeated."),
-]
-EnvOption = Annotated[
-    list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable; K alone passes ours on.")
-]
-UserOption = Annotated[str | None, typer.Option(metavar="USER", help="The user of its commands.")]
-WorkdirOption = Annotated[str | None, typer.Option(metavar="DIR", help="The directory of its commands.")]
-MountOption = Annotated[
-    list[str] | None,
-    typer.Option("--mount", "-v", metavar="SRC:DST", help="Show a path of this machine; :rw makes it writable."),
-]
-FileOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="DST=SRC", help="Copy our file SRC to the path DST inside; may be repeated."),
-]
-SetupOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="COMMAND", help="Run this in a shell before it is ready; may be repeated."),
-]
-EngineOptionOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=JSON", help="An option of the engine itself; may be repeated."),
-]
-
-
-def create(
-    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="bwrap, docker, podman, kubernetes or local.")],
-    image: ImageOption = None,
-    root: RootOption = None,
-    cpus: CpusOption = None,
-    memory: MemoryOption = None,
-    disk: DiskOption = None,
-    processes: ProcessesOption = None,
-    network: NetworkOption = None,
-    env: EnvOption = None,
-    user: UserOption = None,
-    workdir: WorkdirOption = None,
-    mount: MountOption = None,
-    file: FileOption = None,
-    setup: SetupOption = None,
-    label: LabelOption = None,
-    lifetime: LifetimeOption = None,
-    idle: IdleOption = None,
-    idle_while_running: Annotated[
-        bool, typer.Option("--idle-while-running", help="Count it as idle even while processes run in it.")
-    ] = False,
-    option: EngineOptionOption = None,
-    quiet: QuietOption = False,
-    as_json: JsonOption = False,
-) -> int:
-    """Make a sandbox and print its id and its address for --sandbox.
-
-    A sandbox lives for a day unless --lifetime gives another time. A field that the engine cannot honour is an
-    error, and nothing is made.
-    """
-    made = made_of(image, root, network, env, user, workdir, mount, file, setup, option)
-    lasting = _lasting(cpus, memory, disk, processes, label, lifetime, idle)
-    fields = given({**made, **lasting, "idle_while_running": idle_while_running})
-    return run_async(_create(engine, fields, quiet, as_json))
-
-
-def made_of(
-    image: str | None,
-    root: str | None,
-    network: Sequence[str] | None,
-    env: Sequence[str] | None,
-    user: str | None,
-    workdir: str | None,
-    mount: Sequence[str] | None,
-    file: Sequence[str] | None,
-    setup: Sequence[str] | None,
-    option: Sequence[str] | None,
-) -> dict[str, Any]:
-    """Return the fields of a template from options; `given` drops those that no option set."""
+def contents(
+    image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="An image; for bwrap the tar of one, by its path.")
+    ] = None,
+    root: Annotated[
+        str | None, typer.Option(metavar="DIR", help="A directory that is its file system; it stays unchanged.")
+    ] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(metavar="none|host|HOST", help="none, host, or a host that it may reach; may be repeated."),
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Set a variable; K alone passes ours on.")
+    ] = None,
+    user: Annotated[str | None, typer.Option(metavar="USER", help="The user of its commands.")] = None,
+    workdir: Annotated[str | None, typer.Option(metavar="DIR", help="The directory of its commands.")] = None,
+    mount: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mount", "-v", metavar="SRC:DST", help="Show a path of this machine; :rw makes it writable."
+        ),
+    ] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DST=SRC", help="Copy our file SRC to the path DST inside; may be repeated."),
+    ] = None,
+    setup: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COMMAND", help="Run this in a shell before it is ready; may be repeated."),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=JSON", help="An option of the engine itself; may be repeated."),
+    ] = None,
+) -> Fields:
+    """The fields of a template that describe the inside of a sandbox."""
     return {
         "image": image,
         "root": root,
@@ -133,16 +75,78 @@ def made_of(
     }
 
 
+def limits(
+    cpus: Annotated[float | None, typer.Option(metavar="N", help="Processors, also a fraction.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of all processes, as in 512MiB.")
+    ] = None,
+    disk: Annotated[str | None, typer.Option(metavar="SIZE", help="Bytes that it may write, as in 2GiB.")] = None,
+    processes: Annotated[int | None, typer.Option(metavar="N", help="Processes at a time.")] = None,
+) -> Fields:
+    return {"cpus": cpus, "memory": memory, "disk": disk, "processes": processes}
+
+
+def life(
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", "-l", metavar="K=V", help="A label to find it by; may be repeated."),
+    ] = None,
+    lifetime: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SECONDS", help="Remove it after this time: seconds, 90m, 2h, 3d, never. Default: a day."
+        ),
+    ] = None,
+    idle: Annotated[
+        str | None, typer.Option(metavar="SECONDS", help="Remove it after this time without a call.")
+    ] = None,
+) -> Fields:
+    return {
+        "labels": assignments("--label", label or ()),
+        "lifetime": None if lifetime is None else seconds("--lifetime", lifetime),
+        "idle": None if idle is None else seconds("--idle", idle),
+    }
+
+
+def with_options_of(*groups: Callable[..., Fields]) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Add the options of these functions to a verb, whose parameter `fields` gets the fields that were given."""
+
+    def decorate(verb: Callable[..., int]) -> Callable[..., int]:
+        def command(**values: Any) -> int:
+            fields: Fields = {}
+            for group in groups:
+                fields |= group(**{name: values.pop(name) for name in inspect.signature(group).parameters})
+            # A zero stays, so that the template refuses it.
+            return verb(fields={k: v for k, v in fields.items() if v is not None and v != {}}, **values)
+
+        return give_signature(command, verb, "fields", *groups)
+
+    return decorate
+
+
+@with_options_of(contents, limits, life)
+def create(
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="bwrap, docker, podman, kubernetes or local.")],
+    fields: Fields,
+    idle_while_running: Annotated[
+        bool, typer.Option("--idle-while-running", help="Count it as idle even while processes run in it.")
+    ] = False,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Make a sandbox and print its id and its address for --sandbox.
+
+    A sandbox lives for a day unless --lifetime gives another time. A field that the engine cannot honour is an
+    error, and nothing is made.
+    """
+    return run_async(_create(engine, {**fields, "idle_while_running": idle_while_running}, quiet, as_json))
+
+
+@with_options_of(limits, life)
 def fork(
     id: Annotated[str, typer.Argument(metavar="ID", help="The id of a sandbox, or its beginning.")],
+    fields: Fields,
     engine: Annotated[list[str] | None, typer.Option("--engine", metavar="ENGINE", help="Its engine.")] = None,
-    cpus: CpusOption = None,
-    memory: MemoryOption = None,
-    disk: DiskOption = None,
-    processes: ProcessesOption = None,
-    label: LabelOption = None,
-    lifetime: LifetimeOption = None,
-    idle: IdleOption = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> int:
@@ -150,33 +154,7 @@ def fork(
 
     Limits, labels and times that are not given are those of the other sandbox.
     """
-    fields = _lasting(cpus, memory, disk, processes, label, lifetime, idle)
-    return run_async(_fork(id, engine or (), given(fields), quiet, as_json))
-
-
-def _lasting(
-    cpus: float | None,
-    memory: str | None,
-    disk: str | None,
-    processes: int | None,
-    label: Sequence[str] | None,
-    lifetime: str | None,
-    idle: str | None,
-) -> dict[str, Any]:
-    return {
-        "cpus": cpus,
-        "memory": memory,
-        "disk": disk,
-        "processes": processes,
-        "labels": assignments("--label", label or ()),
-        "lifetime": None if lifetime is None else seconds("--lifetime", lifetime),
-        "idle": None if idle is None else seconds("--idle", idle),
-    }
-
-
-def given(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields that an option set. A zero stays, so that the template refuses it."""
-    return {name: value for name, value in fields.items() if value is not None and value != {}}
+    return run_async(_fork(id, engine or (), fields, quiet, as_json))
 
 
 def _network(values: Sequence[str]) -> str | list[str] | None:

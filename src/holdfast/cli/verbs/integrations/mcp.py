@@ -14,24 +14,7 @@ import typer
 
 from holdfast.cli.support.sandbox_option import LOCAL
 from holdfast.cli.support.typed_verb import needs_extra, run_async
-from holdfast.cli.verbs.fleet.create import (
-    CpusOption,
-    DiskOption,
-    EngineOptionOption,
-    EnvOption,
-    FileOption,
-    ImageOption,
-    MemoryOption,
-    MountOption,
-    NetworkOption,
-    ProcessesOption,
-    RootOption,
-    SetupOption,
-    UserOption,
-    WorkdirOption,
-    given,
-    made_of,
-)
+from holdfast.cli.verbs.fleet.create import Fields, contents, limits, with_options_of
 from holdfast.errors import InvalidParams
 from holdfast.sandboxes.registry import forms
 
@@ -42,7 +25,9 @@ TOKEN_VARIABLE: Final = "HOLDFAST_MCP_TOKEN"
 _FORMS: Final = forms().replace("[", "\\[")
 
 
+@with_options_of(contents, limits)
 def command(
+    fields: Fields,
     sandbox: Annotated[
         str | None,
         typer.Option(
@@ -66,20 +51,6 @@ def command(
         str | None,
         typer.Option(metavar="RULES", help="Rules for commands (docs/policy.md); the client's user approves."),
     ] = None,
-    image: ImageOption = None,
-    root: RootOption = None,
-    cpus: CpusOption = None,
-    memory: MemoryOption = None,
-    disk: DiskOption = None,
-    processes: ProcessesOption = None,
-    network: NetworkOption = None,
-    env: EnvOption = None,
-    user: UserOption = None,
-    workdir: WorkdirOption = None,
-    mount: MountOption = None,
-    file: FileOption = None,
-    setup: SetupOption = None,
-    option: EngineOptionOption = None,
 ) -> int:
     """Serve the commands, terminals and files of a sandbox to an agent over the Model Context Protocol.
 
@@ -87,15 +58,7 @@ def command(
     in HOLDFAST_MCP_TOKEN, or the one that is printed at the start. With --create a sandbox is made for each
     connection and removed after it; the options from --image on describe it, as in `holdfast sandbox create`.
     """
-    fields = given(
-        {
-            **made_of(image, root, network, env, user, None, mount, file, setup, option),
-            "cpus": cpus,
-            "memory": memory,
-            "disk": disk,
-            "processes": processes,
-        }
-    )
+    workdir = fields.pop("workdir", None)
     if create is None and fields:
         raise InvalidParams(f"{', '.join(fields)}: only with --create")
     if create is not None and sandbox is not None:

@@ -19,6 +19,7 @@ from starlette.types import Receive, Send
 
 from holdfast.client.process import Process
 from holdfast.errors import HoldfastError, UnknownProcess
+from holdfast.integrations.e2b.control.requests import parse_body
 from holdfast.integrations.e2b.envd.connect_protocol import reply, whole_body
 from holdfast.integrations.e2b.open_sandbox import KERNEL_PREFIX, OpenSandbox
 from holdfast.integrations.e2b.ports import kernel_host
@@ -145,10 +146,10 @@ class Interpreter:
         if (method, path) == ("GET", "/health"):
             await reply(send, 200, b'"OK"')
         elif (method, path) == ("POST", "/execute"):
-            wanted = _decode(await whole_body(receive, limit, idle), Execute)
+            wanted = parse_body(await whole_body(receive, limit, idle), Execute)
             await self._execute(wanted, receive, send)
         elif (method, path) == ("POST", "/contexts"):
-            made = _decode(await whole_body(receive, limit, idle), NewContext)
+            made = parse_body(await whole_body(receive, limit, idle), NewContext)
             context = await self._new(secrets.token_hex(8), made.language, made.cwd)
             await reply(send, 200, msgspec.json.encode(context.shown()))
         elif (method, path) == ("GET", "/contexts"):
@@ -267,10 +268,3 @@ async def _send_lines(lines: AsyncGenerator[dict[str, Any], None], send: Send) -
 def _check_language(language: str | None) -> None:
     if (language or "").lower() not in LANGUAGES:
         raise invalid(f"language: {(language or '')[:40]!r}: this server has python")
-
-
-def _decode(body: bytes, kind: type[Any]) -> Any:
-    try:
-        return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(f"request body: {error}") from None

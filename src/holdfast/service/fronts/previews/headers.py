@@ -29,7 +29,7 @@ FOR_US: Final = frozenset(
     }
 )
 #: Response headers with an effect beyond the page: on other paths, on other ports of the host, on later visits. A
-#: password that a browser asks for would not reach the sandbox either.
+#: password that a browser prompts for would not reach the sandbox either.
 _BEYOND_THE_PAGE: Final = frozenset(
     {
         b"alt-svc",
