@@ -198,6 +198,9 @@ def _engine(url: URL, begin: str, connections: int) -> sqlalchemy.Engine:
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute(f"PRAGMA synchronous={synchronous}")
         cursor.execute("PRAGMA foreign_keys=ON")
+        # Pages that a statement changes are saved until its end, in a file by default: one is made for each insert of
+        # many rows. A statement of this package changes some dozens of pages.
+        cursor.execute("PRAGMA temp_store=MEMORY")
         cursor.close()
 
     @event.listens_for(engine, "begin")
