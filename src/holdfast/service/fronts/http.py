@@ -30,6 +30,7 @@ from holdfast.service.fronts.listening import TlsFiles, bind, check_address, par
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.fronts.requests import KIB, MOST_INPUT
 from holdfast.service.fronts.status_details import message_of
+from holdfast.service.fronts.unary_calls import UnaryCalls
 from holdfast.service.fronts.web_guard import WebGuard
 from holdfast.service.fronts.web_server import WebServer
 from holdfast.service.fronts.web_socket import LARGEST_MESSAGE, WebSocketStreams
@@ -89,6 +90,7 @@ class HttpFront:
         app.router.redirect_slashes = False
         loopback = self._address.is_local and not self._address.is_unix
         self._app = WebGuard(app, settings.allowed_hosts, loopback=loopback)
+        self._unary = UnaryCalls(handler, admission, self._app)
         self._server: WebServer | None = None
         self._tls: ssl.SSLContext | None = None
         #: `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`.
@@ -105,6 +107,7 @@ class HttpFront:
             settings.connections,
             self._tls,
             keep_alive_seconds=settings.keep_alive_seconds,
+            unary=self._unary,
             # The streams of browsers. Their client sends one short message.
             largest_message=LARGEST_MESSAGE,
         )

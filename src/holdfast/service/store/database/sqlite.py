@@ -198,8 +198,8 @@ def _engine(url: URL, begin: str, connections: int) -> sqlalchemy.Engine:
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute(f"PRAGMA synchronous={synchronous}")
         cursor.execute("PRAGMA foreign_keys=ON")
-        # Pages that a statement changes are saved until its end, in a file by default: one is made for each insert of
-        # many rows. A statement of this package changes some dozens of pages.
+        # The pages that a statement changes are saved until its end, by default in a file, which an insert of many
+        # rows would make each time. A statement of this package changes some dozens of pages.
         cursor.execute("PRAGMA temp_store=MEMORY")
         cursor.close()
 
