@@ -16,9 +16,10 @@ import pytest
 
 from holdfast.errors import ResourceExhausted
 from holdfast.runtime.local import LocalExec
+from holdfast.runtime.tree import process_table
 from holdfast.runtime.tree.cgroup import Cgroup, _hierarchies
-from holdfast.runtime.tree.process_table import Entry, ProcessTable, new_mark, read_entry, read_mark
-from holdfast.runtime.tree.process_tree import PidHandles
+from holdfast.runtime.tree.process_table import Entry, ProcessTable, new_mark, newest_pids, read_entry, read_mark
+from holdfast.runtime.tree.process_tree import PidHandles, Tree
 from holdfast.types import ExitStatus, OutputChunk, ProcessSpec
 from tests.faults.hang_report import process_text
 
@@ -238,6 +239,47 @@ def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "1000"])
 
 
+async def test_trees_that_end_at_once_share_the_search_for_members_that_fork(
+    box: LocalExec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table in which a process is missing proves nothing; each tree of a large server would search for itself."""
+    searches = 0
+
+    def counted() -> list[int]:
+        nonlocal searches
+        searches += 1
+        return newest_pids()
+
+    monkeypatch.setattr(process_table, "newest_pids", counted)
+    names = [f"p{number}" for number in range(20)]
+    for name in names:
+        await box.start(ProcessSpec(name, ("sleep", "1000")))
+    trees = [box.process(name).tree for name in names]
+    strange = [Tree(1, new_mark(), trees[0]._tables) for _ in names]
+    for tree in strange:
+        tree.leader_lives = False
+    # As if a process had ended before its entry was read.
+    monkeypatch.setattr(ProcessTable, "complete", property(lambda _: False, lambda _, __: None), raising=False)
+    found = await asyncio.gather(*(tree.members(()) for tree in (*trees, *strange)))
+    assert [list(each) for each in found] == [[tree.leader] for tree in trees] + [[]] * len(strange)
+    assert searches <= 1 + process_table.HUNTS
+
+
+async def test_a_member_that_no_table_has_is_found_by_its_mark_and_stopped(
+    box: LocalExec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await box.start(ProcessSpec("p", ("sleep", "1000")))
+    tree = box.process("p").tree
+    # On a busy machine other processes would be newer.
+    monkeypatch.setattr(process_table, "newest_pids", lambda: [1, tree.leader])
+    stopped: list[Entry] = []
+    found, other = await asyncio.gather(
+        tree._tables.hunt(tree.mark, stopped.append), tree._tables.hunt(new_mark(), stopped.append)
+    )
+    assert (found, other) == (read_entry(tree.leader), None)
+    assert stopped == [found]
+
+
 async def test_an_id_that_was_used_again_is_not_signalled() -> None:
     """The table is older than the pid's present owner: no signal goes to the new owner."""
     child = sleeper()
@@ -290,6 +332,22 @@ def test_members_by_parent_by_session_and_by_mark(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(table, "carries", lambda pid, wanted: pid in {104})
     assert sorted(table.members(100, leader_lives=False, mark=mark)) == [104, 105]
     assert sorted(table.members(100, leader_lives=False, mark=mark, inside=[200])) == [104, 105, 200]
+
+
+def test_the_orphans_of_a_table_are_computed_once_for_all_trees() -> None:
+    class Leaders:
+        checked = 0
+
+        def __contains__(self, pid: object) -> bool:
+            self.checked += 1
+            return True
+
+    count = 200
+    entries = {pid: Entry(pid, os.getpid(), pid, b"0", False) for pid in range(10**6, 10**6 + count)}
+    table, leaders = ProcessTable({**entries, os.getpid(): Entry(os.getpid(), 1, 1, b"0", False)}), Leaders()
+    for pid in entries:
+        assert list(table.members(pid, leader_lives=True, mark=1, others=leaders)) == [pid]
+    assert leaders.checked <= 2 * count
 
 
 def test_the_dead_are_no_members() -> None:

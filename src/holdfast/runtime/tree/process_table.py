@@ -14,11 +14,11 @@ import os
 import re
 import resource
 import secrets
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import cached_property
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from holdfast.errors import ResourceExhausted
+from holdfast.errors import HoldfastError, ResourceExhausted
 
 #: Marks are large so that they limit nothing, and below 2**63 so that the kernel and Python agree on them.
 MARK_BASE: Final = 1 << 62
@@ -27,6 +27,9 @@ _MARK_DIGITS: Final = 19
 MARK_VARIABLE: Final = "HOLDFAST_MARK"
 #: Without a descriptor a process may exist, and may have a mark: these errors are raised.
 NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+#: The attempts, and the newest pids in each, to stop a process that forks faster than the table is read: 20 ms.
+HUNTS: Final = 40
+HUNTED: Final = 16
 _MORE_THAN_ANY_PID: Final = 1 << 23
 _LIMITS_LINE: Final = re.compile(rb"^Max realtime timeout +([0-9]{1,19}) ", re.MULTILINE)
 
@@ -157,6 +160,7 @@ class ProcessTable(Generic[RowT]):
         #: False if a new process had ended before its entry was read: it may have forked another.
         self.complete = complete
         self._marks: dict[int, int | None] = {}
+        self._orphans: tuple[Container[int], list[int]] | None = None
 
     @staticmethod
     def read(seen: Container[int] = ()) -> ProcessTable[Entry]:
@@ -189,6 +193,12 @@ class ProcessTable(Generic[RowT]):
             pid = self.entries[pid].parent
         return [child for adopter in adopters for child in self.children.get(adopter, ())]
 
+    def orphans(self, others: Container[int]) -> list[int]:
+        """The possible orphans without `others`, computed once for all trees of a server that use this table."""
+        if self._orphans is None or self._orphans[0] is not others:
+            self._orphans = others, [pid for pid in self.adopted if pid not in others]
+        return self._orphans[1]
+
     def carries(self, pid: int, mark: int) -> bool:
         """Whether a process has this mark, so descends from the process that got it."""
         if pid not in self._marks:
@@ -215,7 +225,7 @@ class ProcessTable(Generic[RowT]):
             roots.add(leader)
         else:
             roots = {pid for pid in roots if self.carries(pid, mark)}
-        candidates = (pid for pid in self.adopted if pid not in roots and pid not in others)
+        candidates = (pid for pid in self.orphans(others) if pid not in roots)
         roots |= {pid for pid in candidates if self.carries(pid, mark)}
         roots.update(inside)
         return self.descendants(roots)
@@ -238,6 +248,8 @@ class TableReader:
     def __init__(self) -> None:
         self._waiting: list[asyncio.Future[ProcessTable[Entry]]] = []
         self._seen: Container[int] = ()
+        #: Callers of `hunt`, by mark.
+        self._hunters: dict[int, list[asyncio.Future[Entry | None]]] = {}
 
     async def read(self) -> ProcessTable[Entry]:
         loop = asyncio.get_running_loop()
@@ -260,3 +272,42 @@ class TableReader:
         for future in waiting:
             if not future.done():
                 future.set_result(table)
+
+    async def hunt(self, mark: int, stop: Callable[[Entry], None]) -> Entry | None:
+        """Find and stop a process with this mark that forks its successor and exits before the table is read.
+
+        The whole table takes longer to read than such a process lives, so this reads the newest few pids,
+        repeatedly; once for all callers in the same turn of the loop.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Entry | None] = loop.create_future()
+        if not self._hunters:
+            loop.call_soon(self._hunt, stop)
+        self._hunters.setdefault(mark, []).append(future)
+        return await future
+
+    def _hunt(self, stop: Callable[[Entry], None]) -> None:
+        hunters, self._hunters = self._hunters, {}
+        left = dict(hunters)
+        try:
+            for _ in range(HUNTS):
+                for pid in newest_pids()[:HUNTED]:
+                    mark = read_mark(pid)
+                    if mark is None or mark not in left or (entry := read_entry(pid)) is None or entry.dead:
+                        continue
+                    stop(entry)
+                    _resolve(left.pop(mark), entry)
+                if not left:
+                    return
+        except (OSError, HoldfastError) as error:
+            for future in (each for futures in left.values() for each in futures if not each.done()):
+                future.set_exception(error)
+            return
+        for futures in left.values():
+            _resolve(futures, None)
+
+
+def _resolve(futures: list[asyncio.Future[Entry | None]], found: Entry | None) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(found)

@@ -15,13 +15,10 @@ from typing import Final
 
 from holdfast.errors import ResourceExhausted, SandboxError
 from holdfast.runtime.tree.cgroup import Cgroup
-from holdfast.runtime.tree.process_table import Entry, TableReader, newest_pids, read_entry, read_mark
+from holdfast.runtime.tree.process_table import Entry, TableReader, read_entry
 
 #: The time for killed processes to exit. One in uninterruptible sleep may never exit: that is an error.
 KILL_TIMEOUT: Final = 10.0
-#: The attempts, and the newest pids in each, to stop a process that forks faster than the table is read: 20 ms.
-HUNTS: Final = 40
-HUNTED: Final = 16
 
 
 class Tree:
@@ -58,24 +55,12 @@ class Tree:
             members = table.members(
                 self.leader, leader_lives=leader_lives, mark=self._mark, others=others, inside=inside
             )
-            return members if members or table.complete else self._hunt()
+            if members or table.complete:
+                return members
+            found = await self._tables.hunt(self._mark, _stop)
+            return {} if found is None else {found.pid: found}
         except OSError as error:
             raise ResourceExhausted(f"processes cannot be found: {error.strerror}") from None
-
-    def _hunt(self) -> dict[int, Entry]:
-        """Stop a process that forks its successor and exits before the table is read.
-
-        The whole table takes longer to read than such a process lives, so this reads the newest few pids,
-        repeatedly.
-        """
-        for _ in range(HUNTS):
-            for pid in newest_pids()[:HUNTED]:
-                if read_mark(pid) != self._mark or (entry := read_entry(pid)) is None or entry.dead:
-                    continue
-                with PidHandles((entry,)) as handles:
-                    handles.send(signal.SIGSTOP)
-                return {pid: entry}
-        return {}
 
     async def end(self, others: Container[int], grace: float) -> None:
         """End every member (`end_all`); a `grace` of 0 kills at once."""
@@ -145,6 +130,11 @@ async def _freeze(find: Find) -> dict[int, Entry]:
             handles.send(signal.SIGSTOP)
         stopped.update((entry.pid, entry) for entry in fresh if entry.pid not in handles.left_out)
     return stopped
+
+
+def _stop(entry: Entry) -> None:
+    with PidHandles((entry,)) as handles:
+        handles.send(signal.SIGSTOP)
 
 
 class PidHandles:
