@@ -80,7 +80,7 @@ class AdmittedCall:
         return reply
 
     def _concerns(self, message: Any) -> None:
-        if self._observed is not None and (names := _ids_of(type(message))):
+        if self._observed is not None and (names := _ids_of(message.DESCRIPTOR)):
             self._observed.concerns(**{name: getattr(message, name) for name in names})
 
     def interrupt(self) -> None:
@@ -167,9 +167,9 @@ class Admission:
 
 
 @cache
-def _ids_of(kind: type[Any]) -> tuple[str, ...]:
-    """Return the ids that a message of this type has."""
-    return tuple(name for name in ("session_id", "command_id") if name in kind.DESCRIPTOR.fields_by_name)
+def _ids_of(descriptor: Any) -> tuple[str, ...]:
+    """Return the ids that a message with this descriptor has."""
+    return tuple(name for name in ("session_id", "command_id") if name in descriptor.fields_by_name)
 
 
 def stopping() -> Unavailable:
