@@ -136,8 +136,9 @@ class _Connection(H11Protocol):
         self._accepted = connection
         self._head_timer: asyncio.TimerHandle | None = None
         self._unary = server.unary
-        #: The beginning of a short request.
-        self._begun = b""
+        #: The pieces of a short request, and how many bytes are missing.
+        self._begun: list[bytes] = []
+        self._missing = 0
         self._begun_timer: asyncio.TimerHandle | None = None
         #: The call of a short request, and bytes that arrived during the call.
         self._call: asyncio.Task[None] | None = None
@@ -169,16 +170,20 @@ class _Connection(H11Protocol):
 
     def _is_short(self, unary: UnaryCalls, data: bytes) -> bool:
         """Begin the call of a short request, or keep its beginning; return False for another request."""
-        data = self._begun + data
+        if self._begun and len(data) < self._missing:
+            # Not parsed again: a client may send each byte by itself.
+            self._missing -= len(data)
+            self._begun.append(data)
+            return True
+        data = b"".join([*self._begun, data])
         request = short_request(data)
         if request is None or not unary.accepts(request) or self._is_beyond_limit():
             return False
         self._unset_keepalive_if_required()
         if request.missing:
-            self._begun = data
-            if self._begun_timer is None:
-                # The application has the deadline for a body.
-                self._begun_timer = self.loop.call_later(_SOON_SECONDS, self._to_parser, b"")
+            self._begun, self._missing = [data], request.missing
+            # The application has the deadline for a body.
+            self._begun_timer = self.loop.call_later(_SOON_SECONDS, self._to_parser, b"")
             return True
         self._forget_begun()
         self._head_is_complete()
@@ -188,13 +193,13 @@ class _Connection(H11Protocol):
         return True
 
     def _to_parser(self, data: bytes) -> None:
-        data = self._begun + data
+        data = b"".join([*self._begun, data])
         self._forget_begun()
         super().data_received(data)
         self._watch_head()
 
     def _forget_begun(self) -> None:
-        self._begun = b""
+        self._begun = []
         if self._begun_timer is not None:
             self._begun_timer.cancel()
             self._begun_timer = None
