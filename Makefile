@@ -160,6 +160,7 @@ image: $(VENV)/installed-dev parts ## build the image of deploy/Dockerfile with 
 
 deployment: $(VENV)/installed-dev parts ## boot systemd with the unit, and start the compose file without a registry
 	rm -rf wheels && $(BIN)/python -m pip wheel --quiet --wheel-dir wheels '.[service,kubernetes,tracing,websocket]'
+	$(BIN)/python -m tests.support.go_programs
 	HOLDFAST_DEPLOYMENT=yes $(BIN)/python -m pytest tests/deployment
 
 fuzz: $(VENV)/installed-fuzz ## random bytes to every parser, with coverage (FUZZ_SECONDS for each); FUZZ_TEXTS command texts to real shells

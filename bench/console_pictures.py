@@ -50,7 +50,7 @@ SHOWN: Final = (
     ("sessions", 1280, 560, "light"),
     ("session", 1280, 760, "dark"),
     ("approvals", 1280, 720, "light"),
-    ("wall", 1280, 620, "dark"),
+    ("wall", 1280, 720, "dark"),
 )
 #: True when every terminal and every thumbnail has been drawn.
 DRAWN: Final = """() => !document.querySelector(".skeleton") &&
@@ -99,6 +99,11 @@ class Scene:
         data = base64.b64encode(text.encode()).decode()
         self.service.call("SendInput", self.tokens[agent], sessionId=session, data=data)
 
+    def middle(self, session: str) -> float:
+        """The moment of a recording at which half of its output is on the screen."""
+        events = self.service.call("ReadRecording", self.service.operator, sessionId=session)["events"]
+        return float(events[len(events) // 2]["time"])
+
     def play(self) -> dict[str, str]:
         """Start everything; return the paths of the pages."""
         edits, top = self.open("builder", task="17", repo="api"), self.open("reviewer", task="18")
@@ -129,7 +134,7 @@ class Scene:
             "editor": f"/sessions/{edits}",
             "top": f"/sessions/{top}",
             "shell": f"/sessions/{shell}",
-            "replay": f"/sessions/{build}?at=2",
+            "replay": f"/sessions/{build}?at={self.middle(build):.1f}",
             "ended": f"/sessions/{ended}",
             "approvals": "/approvals",
             "audit": "/audit",
@@ -150,6 +155,12 @@ def _write_rules(path: str) -> None:
 
 def _new_agent(home: ServiceHome, name: str) -> str:
     return home.holdfast("service", "agent", "add", name).stdout.strip()
+
+
+def _close_sessions(service: RunningService) -> None:
+    """Close every session, so that the sandboxes of the pool are removed with it."""
+    for session in service.call("ListSessions", service.operator)["sessions"]:
+        service.call("CloseSession", service.operator, sessionId=session["metadata"]["sessionId"], mode="FORCE")
 
 
 async def take(browser: Browser, service: RunningService, path: str, picture: tuple[Any, ...], file: str) -> None:
@@ -195,6 +206,9 @@ async def pictures(directory: str, every: bool, only: Sequence[str]) -> None:
     with new_home() as home:
         rules = os.path.join(home.directory, "rules.toml")
         await asyncio.to_thread(_write_rules, rules)
+        # Else the pool would take over a sandbox of a service on this machine.
+        home.environ["HOLDFAST_FLEET_DIRECTORY"] = os.path.join(home.directory, "f")
+        await asyncio.to_thread(os.mkdir, home.environ["HOLDFAST_FLEET_DIRECTORY"], 0o711)
         with running_service(home, "--rules", rules, HOLDFAST_SERVICE_MONITOR_INTERVAL="1") as service:
             paths = await asyncio.to_thread(Scene(service).play)
             everything = [(n, w, h, c) for c in ("light", "dark") for w, h in SIZES for n in paths]
@@ -204,7 +218,10 @@ async def pictures(directory: str, every: bool, only: Sequence[str]) -> None:
                 ending = f"-{picture[1]}-{picture[3]}" if every else ""
                 return os.path.join(directory, f"console-{picture[0]}{ending}.png")
 
-            await take_all(service, paths, chosen, file)
+            try:
+                await take_all(service, paths, chosen, file)
+            finally:
+                await asyncio.to_thread(_close_sessions, service)
     shutil.rmtree(WORKSPACES, ignore_errors=True)
 
 

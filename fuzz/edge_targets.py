@@ -45,9 +45,9 @@ from holdfast.service.types import Role
 from holdfast.sizes import parse_size
 from holdfast.wire.codec import Codec
 from holdfast.wire.messages import Empty, Encoding
-from holdfast.wire.methods import methods as wire_methods
 from holdfast.wire.paths import decode_path, encode_path
 from holdfast.wire.peer import Peer
+from holdfast.wire.table import methods as wire_methods
 
 
 def targets() -> dict[str, Target]:

@@ -37,9 +37,9 @@ from holdfast.service.policy.typed_lines import LineBuffer, decide_input
 from holdfast.types import CommandSpec, EnvPolicy, ProcessSpec, ShellSpec, TerminalSize, TerminalSpec
 from holdfast.wire.codec import Codec
 from holdfast.wire.framing import LENGTH_BYTES, FrameReader, Oversized, frame_length, frame_line
-from holdfast.wire.messages import Empty, Encoding, ReadParams, WriteParams
-from holdfast.wire.methods import PING, methods, notifications
+from holdfast.wire.messages import PING, Empty, Encoding, ReadParams, WriteParams
 from holdfast.wire.peer import IncomingRequest, Peer
+from holdfast.wire.table import methods, notifications
 
 
 def targets() -> dict[str, Target]:

@@ -18,7 +18,10 @@ export class ServiceError extends Error {
   }
   // Whether the same call may succeed soon.
   get transient(): boolean {
-    return ["unavailable", "deadline_exceeded"].includes(this.code);
+    return ["unavailable", "deadline_exceeded"].includes(this.code) && !this.sandboxGone;
+  }
+  get sandboxGone(): boolean {
+    return this.reason === "SANDBOX_GONE";
   }
 }
 
@@ -108,6 +111,7 @@ export function stream<T>(
     made.binaryType = "arraybuffer";
     let handled = 0;
     let finished = false;
+    let answered = false;
     let work: Promise<void> = Promise.resolve();
     made.onopen = () => {
       made.send(JSON.stringify({ authorization: `Bearer ${token}`, request: request(), window: WINDOW, binary: true }));
@@ -124,6 +128,7 @@ export function stream<T>(
           handled += 1;
           if (made.readyState === WebSocket.OPEN) made.send(JSON.stringify({ ack: handled }));
         } else if (message.error) {
+          answered = true;
           const error = errorOf(message.error);
           // A service that stops sends `unavailable`; the next connection finds it again.
           if (!error.transient) {
@@ -140,7 +145,8 @@ export function stream<T>(
         if (closed || made !== socket) return;
         if (finished) return report("ended");
         report("away");
-        setAway(true);
+        // With an error the service has answered, and only the sandbox is out of reach.
+        if (!answered) setAway(true);
         timer = window.setTimeout(open, RETRY_MS[Math.min(failures++, RETRY_MS.length - 1)]);
       });
     };

@@ -201,7 +201,7 @@ function Frame({ caller, onLeave }: { caller: Caller; onLeave: () => void }) {
         ) : at === "/sessions" ? (
           <Sessions approvals={approvals.value?.approvals ?? []} />
         ) : at === "/wall" ? (
-          <Wall />
+          <Wall approvals={approvals.value?.approvals ?? []} />
         ) : at === "/fleet" ? (
           <Fleet />
         ) : at === "/approvals" ? (

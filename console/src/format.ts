@@ -75,7 +75,7 @@ export const wholeTime = (time: string | undefined): string =>
   time && !Number.isNaN(Date.parse(time)) ? WHOLE.format(new Date(time)) : "";
 
 // "CLOSED (closed by boss): closed; open for 3 s; 1 command" without its repetitions.
-export const endWords = (summary: string): string => summary.replace(/^[A-Z]+ \(([^)]*)\): \w+; /, "$1; ");
+export const endWords = (summary: string): string => summary.replace(/^[A-Z]+ \(([^)]*)\): (?:\w+; )?/, "$1; ");
 
 export function labelTexts(labels: Record<string, string> | undefined): string[] {
   return Object.entries(labels ?? {}).map(([name, value]) => oneLine(`${name}=${value}`, 60));

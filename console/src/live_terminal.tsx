@@ -1,7 +1,7 @@
 // A live terminal: the screen first, then output by position; read-only unless the reader has taken it over.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { call, newId, ServiceError, stream, toBase64, type StreamState } from "./api.ts";
-import { size } from "./format.ts";
+import { size, visible } from "./format.ts";
 import type { Frame, State } from "./types.ts";
 import { fittingFont, makeTerminal, write, type Screen } from "./xterm.ts";
 
@@ -22,6 +22,7 @@ export function LiveTerminal(props: LiveProps) {
   const latest = useRef(props);
   latest.current = props;
   const [skipped, setSkipped] = useState(0);
+  const [gone, setGone] = useState<{ words: string; drawn: boolean }>();
 
   useEffect(() => {
     const made = (screen.current = makeTerminal({ disableStdin: true, screenReaderMode: false }));
@@ -51,9 +52,10 @@ export function LiveTerminal(props: LiveProps) {
       },
       {
         onState: (state) => latest.current.onStream(state),
-        onError: (error) => latest.current.onNotice(error.words, true),
+        onError: (error) => (error.sandboxGone ? setGone({ words: error.words, drawn: since !== "" }) : latest.current.onNotice(error.words, true)),
       },
     );
+    setGone(undefined);
     const sender = new Sender(props.sessionId, (text, bad) => latest.current.onNotice(text, bad));
     terminal.onData((text) => latest.current.typing && sender.add(new TextEncoder().encode(text)));
     terminal.onBinary((text) => latest.current.typing && sender.add(Uint8Array.from(text, (each) => each.charCodeAt(0))));
@@ -87,8 +89,21 @@ export function LiveTerminal(props: LiveProps) {
   }, [props.fits, props.typing]);
 
   return (
-    <div class={`terminal-box ${props.typing ? "typing" : ""}`}>
-      <div ref={place} class="terminal-place" data-testid="terminal" />
+    <div class={`terminal-box ${props.typing ? "typing" : ""} ${gone && !gone.drawn ? "gone" : ""}`}>
+      <div ref={place} class="terminal-place" data-testid="terminal" hidden={gone && !gone.drawn} />
+      {gone && !gone.drawn ? (
+        <>
+          <p>
+            <strong>The sandbox of this session is gone,</strong> and its screen and recording with it. The audit log still has the commands.
+          </p>
+          <p class="dim untrusted">{visible(gone.words)}</p>
+        </>
+      ) : null}
+      {gone?.drawn ? (
+        <div class="terminal-note" role="status">
+          The sandbox is gone: this is its last screen
+        </div>
+      ) : null}
       {skipped ? (
         <div class="terminal-note" role="status">
           {size(skipped)} of output were skipped: this page was behind

@@ -20,6 +20,7 @@ export function ShellBlocks(props: { sessionId: string; commands: Command[]; cal
   const [outputs, setOutputs] = useState<Map<string, Output>>(new Map());
   const pending = useRef<Map<string, Output>>(new Map());
   const end = useRef<HTMLDivElement>(null);
+  const [gone, setGone] = useState(false);
   const now = useNow();
   useEffect(() => {
     let since = "";
@@ -27,6 +28,7 @@ export function ShellBlocks(props: { sessionId: string; commands: Command[]; cal
     let paused = performance.now();
     const decoders = new Map<string, TextDecoder>();
     pending.current = new Map();
+    setGone(false);
     const source = stream<Chunk>(
       "StreamOutput",
       () => ({ sessionId: props.sessionId, ...(since ? { since: { value: since } } : {}) }),
@@ -51,7 +53,7 @@ export function ShellBlocks(props: { sessionId: string; commands: Command[]; cal
           paused = performance.now();
         }
       },
-      { onError: (error) => props.onNotice(error.words, true) },
+      { onError: (error) => (error.sandboxGone ? setGone(true) : props.onNotice(error.words, true)) },
     );
     return () => {
       cancelAnimationFrame(frame);
@@ -64,6 +66,7 @@ export function ShellBlocks(props: { sessionId: string; commands: Command[]; cal
   return (
     <div class="blocks">
       <div class="blocks-scroll">
+        {gone ? <p class="asks">The sandbox of this session is gone. The audit log keeps the commands and the beginnings of their outputs.</p> : null}
         {!shown.length ? <p class="dim">No command ran yet.</p> : null}
         {shown.map((each) => {
           const output = outputs.get(each.commandId);

@@ -73,8 +73,8 @@ def _run_typed(verb: str, rest: list[str]) -> int:
         from difflib import get_close_matches
 
         near = get_close_matches(verb, VERBS, n=1)
-        hint = f"; did you mean `holdfast {near[0]}`?" if near else ""
-        sys.stderr.write(f"holdfast: no verb {verb!r}{hint}; `holdfast --help` lists them\n")
+        hint = f"did you mean `holdfast {near[0]}`? " if near else ""
+        sys.stderr.write(f"holdfast: no verb {verb!r}; {hint}`holdfast --help` lists all verbs\n")
         return 2
     code = _quick(verb, rest) if VERBS[verb].quick else None
     if code is not None:

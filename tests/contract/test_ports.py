@@ -13,7 +13,7 @@ import pytest
 import holdfast
 from holdfast import Sandbox
 from holdfast.errors import InvalidParams, PortUnavailable
-from holdfast.wire import methods
+from holdfast.wire import stream_messages as s
 from holdfast.wire.stream_messages import StreamAddress, StreamDialParams
 from tests.contract.cutting_proxy import cutting_unix
 from tests.contract.ways import WAYS
@@ -247,7 +247,7 @@ async def test_an_offer_is_restored_with_its_connection(server: RunningServer) -
 async def test_a_socket_is_not_passed_over_other_channels(box: Sandbox) -> None:
     connection = box.api.connection  # type: ignore[attr-defined]
     with pytest.raises(InvalidParams, match="stream/dial: a socket can be passed only over a Unix socket"):
-        await connection.call(methods.STREAM_DIAL, StreamDialParams(StreamAddress(port=1)))
+        await connection.call(s.STREAM_DIAL, StreamDialParams(StreamAddress(port=1)))
     assert connection.unix_path is None
 
 

@@ -211,6 +211,9 @@ class Round:
                     throwing.cancel()
                     await asyncio.wait((throwing,))
                     relay.peaceful = True
+                    # A close drops the kills of cancelled commands if the server stays away; it is coming back.
+                    for box in boxes:
+                        await box.status()
             finally:
                 throwing.cancel()
                 await asyncio.wait((throwing,))

@@ -22,11 +22,16 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 """
 
 
+SANDBOX = f"holdfast-{'a' * 16}"
+
+
 @pytest.fixture(scope="module")
 def holdfast() -> Iterator[Holdfast]:
     with own_holdfast() as command:
         for id in ("web-1", "web-2", "$(touch evil)", "a b"):
             assert command("run", "--id", id, "--", "true").returncode == 0
+        fleet = command.environment["HOLDFAST_FLEET_DIRECTORY"] = f"{command.directory}/fleet"
+        os.makedirs(f"{fleet}/bwrap/{SANDBOX}")
         assert command("shell", "open", "--id", "live", "--shell", "sh").returncode == 0
         yield command
 
@@ -72,6 +77,10 @@ def test_verbs_options_and_ids_are_completed(holdfast: Holdfast, location: Path,
     assert offered(holdfast, location, shell, "holdfast logs web-") == ["web-1", "web-2"]
     assert offered(holdfast, location, shell, "holdfast shell run li") == ["live"]
     assert {"web-1", "web-2", "live"} <= set(offered(holdfast, location, shell, "holdfast inspect ''"))
+    # Sandboxes, and not the processes of the server.
+    for sub_verb in ("rm", "fork", "extend"):
+        assert offered(holdfast, location, shell, f"holdfast sandbox {sub_verb} holdfast-") == [SANDBOX]
+    assert "web-1" not in offered(holdfast, location, shell, "holdfast sandbox rm ''")
     # An id that a shell would interpret is not passed to one.
     assert not (location / "evil").exists()
 

@@ -161,6 +161,8 @@ def test_an_engine_that_does_not_answer_is_left_out(
     assert "engine docker is left out: docker ps: no engine here" in err
     assert "no engine here" in verb("--engine", "docker", code=1)
     assert "engine docker does not answer" in verb("rm", "zz", code=1)
+    # The error of `docker run`, not that of the removal after it.
+    assert "docker: image debian: no engine here" in verb("create", "docker", "--image", "debian", code=1)
 
 
 def on_terminal(argv: list[str]) -> tuple[bytes, bytes]:

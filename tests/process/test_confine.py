@@ -98,6 +98,36 @@ def _kernel() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+@needs_bubblewrap
+@pytest.mark.parametrize("stays_away", [True, False], ids=["gone", "still planned"])
+async def test_a_hidden_file_that_goes_before_the_jail_is_made_is_planned_again(
+    work: Path, monkeypatch: pytest.MonkeyPatch, stays_away: bool
+) -> None:
+    """Private files below /etc come and go at any time; a jail cannot cover one that is gone."""
+    secret = work / "readable" / "secret"
+    secret.parent.mkdir()
+    plans = 0
+
+    def plan_and_remove(*arguments: Any, **options: Any) -> Any:
+        nonlocal plans
+        plans += 1
+        if plans == 1 or not stays_away:
+            secret.touch()
+        planned = plan_launch(*arguments, **options)
+        secret.unlink(missing_ok=True)
+        return planned
+
+    monkeypatch.setattr("holdfast.runtime.process.start.plan_launch", plan_and_remove)
+    confined = Confinement(mode="bubblewrap", readable=(str(secret.parent),), hidden=(str(secret),))
+    async with holdfast.connect("inprocess") as box:
+        if stays_away:
+            assert (await (await box.start(["true"], confinement=confined)).wait(30)).exit_code == 0
+        else:
+            with pytest.raises(PermissionRefused, match="secret"):
+                await box.start(["true"], confinement=confined)
+    assert plans == 2
+
+
 async def test_a_signal_reaches_the_program_and_its_answer_is_told(box: Sandbox, confinement: Confinement) -> None:
     script = "trap 'exit 9' TERM; trap 'echo heard' USR1; echo ready; while :; do sleep 0.05; done"
     process = await box.start(["sh", "-c", script], confinement=confinement, cwd=confinement.writable[0])

@@ -294,13 +294,13 @@ async def test_ended_processes_are_kept_by_count(make_exec: MakeExec) -> None:
 async def test_ended_processes_are_kept_for_a_while(make_exec: MakeExec, monkeypatch: pytest.MonkeyPatch) -> None:
     box = make_exec(exited_retention_seconds=0.05)
     forgotten: asyncio.Queue[str] = asyncio.Queue()
-    drop = box.retention._forget
+    drop = box.processes.retention._forget
 
     def note(process: ManagedProcess) -> None:
         drop(process)
         forgotten.put_nowait(process.spec.process_id)
 
-    monkeypatch.setattr(box.retention, "_forget", note)
+    monkeypatch.setattr(box.processes.retention, "_forget", note)
     await box.start(sh("read x", "runs", pipe_stdin=True))
     for number in range(3):
         await box.start(sh("echo x", str(number)))

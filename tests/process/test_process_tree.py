@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import shlex
@@ -16,10 +17,10 @@ import pytest
 
 from holdfast.errors import ResourceExhausted
 from holdfast.runtime.local import LocalExec
-from holdfast.runtime.tree import process_table
 from holdfast.runtime.tree.cgroup import Cgroup, _hierarchies
+from holdfast.runtime.tree.pid_handles import PidHandles
 from holdfast.runtime.tree.process_table import Entry, ProcessTable, new_mark, newest_pids, read_entry, read_mark
-from holdfast.runtime.tree.process_tree import PidHandles, Tree
+from holdfast.runtime.tree.table_reader import HUNTS, TableReader
 from holdfast.types import ExitStatus, OutputChunk, ProcessSpec
 from tests.faults.hang_report import process_text
 
@@ -239,45 +240,19 @@ def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "1000"])
 
 
-async def test_trees_that_end_at_once_share_the_search_for_members_that_fork(
-    box: LocalExec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A table in which a process is missing proves nothing; each tree of a large server would search for itself."""
-    searches = 0
-
-    def counted() -> list[int]:
-        nonlocal searches
-        searches += 1
-        return newest_pids()
-
-    monkeypatch.setattr(process_table, "newest_pids", counted)
-    names = [f"p{number}" for number in range(20)]
-    for name in names:
-        await box.start(ProcessSpec(name, ("sleep", "1000")))
-    trees = [box.process(name).tree for name in names]
-    strange = [Tree(1, new_mark(), trees[0]._tables) for _ in names]
-    for tree in strange:
-        tree.leader_lives = False
-    # As if a process had ended before its entry was read.
-    monkeypatch.setattr(ProcessTable, "complete", property(lambda _: False, lambda _, __: None), raising=False)
-    found = await asyncio.gather(*(tree.members(()) for tree in (*trees, *strange)))
-    assert [list(each) for each in found] == [[tree.leader] for tree in trees] + [[]] * len(strange)
-    assert searches <= 1 + process_table.HUNTS
-
-
 async def test_a_member_that_no_table_has_is_found_by_its_mark_and_stopped(
     box: LocalExec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await box.start(ProcessSpec("p", ("sleep", "1000")))
     tree = box.process("p").tree
     # On a busy machine other processes would be newer.
-    monkeypatch.setattr(process_table, "newest_pids", lambda: [1, tree.leader])
-    stopped: list[Entry] = []
-    found, other = await asyncio.gather(
-        tree._tables.hunt(tree.mark, stopped.append), tree._tables.hunt(new_mark(), stopped.append)
-    )
-    assert (found, other) == (read_entry(tree.leader), None)
-    assert stopped == [found]
+    monkeypatch.setattr("holdfast.runtime.tree.table_reader.newest_pids", lambda: [1, tree.leader])
+    found, other = await asyncio.gather(tree._tables.hunt(tree.mark), tree._tables.hunt(new_mark()))
+    assert (found, other) == ({tree.leader: read_entry(tree.leader)}, {})
+    async with asyncio.timeout(SAFETY_NET):
+        state = await asyncio.to_thread(os.waitid, os.P_PID, tree.leader, os.WSTOPPED | os.WNOWAIT)
+    assert state is not None
+    assert state.si_status == signal.SIGSTOP
 
 
 async def test_an_id_that_was_used_again_is_not_signalled() -> None:
@@ -400,14 +375,14 @@ async def test_an_orphan_whose_mark_cannot_be_read_is_not_taken_for_another(
     await lines(box, 1)
     assert await box.wait("p", timeout=SAFETY_NET) == ExitStatus(0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    read = box._tables.read
+    read = box.processes._tables.read
 
     async def read_and_limit() -> ProcessTable[Entry]:
         table = await read()
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         return table
 
-    monkeypatch.setattr(box._tables, "read", read_and_limit)
+    monkeypatch.setattr(box.processes._tables, "read", read_and_limit)
     try:
         with pytest.raises(ResourceExhausted, match="cannot be found"):
             await box.terminate("p", force=True)
@@ -493,7 +468,7 @@ def test_no_zombies_are_left_by_orphans_that_we_adopted() -> None:
                 assert (await box.wait(str(number))).exit_code == 5
             # The last of them has closed its streams and may be at its last instructions.
             while children():
-                box._reap_orphans()
+                box.processes.reap_orphans()
                 await asyncio.sleep(0)
             await box.aclose()
             print("none")
@@ -517,9 +492,9 @@ def test_the_reaper_of_orphans_leaves_a_start_alone_that_is_under_way() -> None:
 
             async def slow(fd):
                 said = await read_report(fd)
-                (pid,) = box._starter.newborn
+                (pid,) = box.processes.starter.newborn
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-                box._reap_orphans()
+                box.processes.reap_orphans()
                 return said
 
             spawn._read_report = slow
@@ -572,3 +547,36 @@ async def until(box: LocalExec, text: bytes, times: int = 1) -> None:
             if isinstance(event, OutputChunk):
                 seen += event.data
         await events.aclose()
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(OSError(errno.EMFILE, "Too many open files"), ResourceExhausted), (ValueError("a new field"), ValueError)],
+    ids=["scarcity", "a bug"],
+)
+async def test_every_caller_gets_the_error_of_a_shared_read(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("holdfast.runtime.tree.table_reader.ProcessTable.read", fail)
+    reader = TableReader()
+    async with asyncio.timeout(10):
+        results = await asyncio.gather(reader.read(), reader.read(), return_exceptions=True)
+    assert [type(result) for result in results] == [raised, raised]
+
+
+async def test_callers_that_end_trees_at_the_same_time_share_one_hunt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a table is nearly always incomplete, and each of a thousand kills then hunts."""
+    scans = 0
+
+    def count() -> list[int]:
+        nonlocal scans
+        scans += 1
+        return newest_pids()
+
+    monkeypatch.setattr("holdfast.runtime.tree.table_reader.newest_pids", count)
+    reader = TableReader()
+    assert await asyncio.gather(*(reader.hunt(new_mark()) for _ in range(100))) == [{}] * 100
+    assert scans == HUNTS

@@ -27,7 +27,7 @@ from holdfast.errors import (
     StdinClosed,
     UnknownService,
 )
-from holdfast.wire import messages as m, methods
+from holdfast.wire import host_call_messages as h
 from holdfast.wire.host_call_keys import PING, instance_of
 from tests.support.servers import Conversation, RunningServer, conversation, running_server
 from tests.support.signalling import send_signal
@@ -187,8 +187,8 @@ async def test_a_slow_caller_stops_the_host_and_others_go_on() -> None:
 
 async def stall_and_go_on(server: RunningServer, host: Host) -> None:
     async with offering(server, host) as service, caller_at(server) as caller:
-        params = m.HostCallParams("model", service.instance, "stream", b"1000", call_id="c" * 16)
-        await caller.call(methods.HOST_CALL, params)
+        params = h.HostCallParams("model", service.instance, "stream", b"1000", call_id="c" * 16)
+        await caller.call(h.HOST_CALL, params)
         made = -1
         while made != host.made or not made:
             # Each is a round trip through host and server, in which the stream could go on.
@@ -197,25 +197,25 @@ async def stall_and_go_on(server: RunningServer, host: Host) -> None:
                 assert await ask(caller, service, "echo") == [b"echo:"]
         assert made < 100
         received = 0
-        got = await caller.call(methods.HOST_RECEIVE, m.HostReceiveParams("c" * 16, 0, 60_000))
+        got = await caller.call(h.HOST_RECEIVE, h.HostReceiveParams("c" * 16, 0, 60_000))
         while True:
             received += sum(map(len, got.pieces))
             if got.ended:
                 break
-            got = await caller.call(methods.HOST_RECEIVE, m.HostReceiveParams("c" * 16, got.seq, 60_000))
+            got = await caller.call(h.HOST_RECEIVE, h.HostReceiveParams("c" * 16, got.seq, 60_000))
         assert received == sum(len(b"%d\n" % n) + 65_536 for n in range(1000))
 
 
 async def test_a_slow_host_is_waited_for(server: RunningServer) -> None:
     host = Host()
     async with offering(server, host) as service, caller_at(server) as caller:
-        params = m.HostCallParams("model", service.instance, "wait", wait_ms=1, call_id="c" * 16)
-        got = await caller.call(methods.HOST_CALL, params)
+        params = h.HostCallParams("model", service.instance, "wait", wait_ms=1, call_id="c" * 16)
+        got = await caller.call(h.HOST_CALL, params)
         assert (got.pieces, got.ended) == ((), False)
-        got = await caller.call(methods.HOST_RECEIVE, m.HostReceiveParams("c" * 16, 0, 1))
+        got = await caller.call(h.HOST_RECEIVE, h.HostReceiveParams("c" * 16, 0, 1))
         assert (got.pieces, got.ended) == ((), False)
         host.go_on.set()
-        got = await caller.call(methods.HOST_RECEIVE, m.HostReceiveParams("c" * 16, 0, 60_000))
+        got = await caller.call(h.HOST_RECEIVE, h.HostReceiveParams("c" * 16, 0, 60_000))
         assert (got.pieces, got.ended) == ((b"wait:",), True)
 
 
@@ -242,8 +242,8 @@ async def reach_each_limit(server: RunningServer, host: Host) -> None:
             assert await ask(caller, service, "echo", b"x" * 900) == [b"echo:" + b"x" * 900]
         # Requests that were called off are not pending, nor are their calls.
         for _ in range(10):
-            params = m.HostCallParams("model", service.instance, "wait", wait_ms=60_000)
-            caller.give_up(caller.begin(methods.HOST_CALL, params))
+            params = h.HostCallParams("model", service.instance, "wait", wait_ms=60_000)
+            caller.give_up(caller.begin(h.HOST_CALL, params))
         assert await ask(caller, service, "echo") == [b"echo:"]
 
 
@@ -360,8 +360,8 @@ async def test_a_host_that_is_gone_fails_its_calls() -> None:
             async with conversation(server.address("unix")) as host:
                 await host.initialize(clientName="host")
                 await host.result("service/offer", service="model", key=KEY)
-                call = m.HostCallParams("model", instance_of("model", KEY), "m", wait_ms=60_000)
-                left = caller.begin(methods.HOST_CALL, call)
+                call = h.HostCallParams("model", instance_of("model", KEY), "m", wait_ms=60_000)
+                left = caller.begin(h.HOST_CALL, call)
             with pytest.raises(ConnectionLost, match="gone"):
                 await caller.reply(left)
 

@@ -20,6 +20,7 @@ import pytest
 from holdfast.errors import (
     CommandNotFound,
     CwdNotFound,
+    HelperFailed,
     HoldfastError,
     InvalidParams,
     NotExecutable,
@@ -27,6 +28,7 @@ from holdfast.errors import (
     ResourceExhausted,
     UnknownUser,
 )
+from holdfast.launch import self_exec
 from holdfast.runtime.libc import SpawnPlan
 from holdfast.runtime.local import LocalExec
 from holdfast.runtime.tree.process_table import ProcessTable
@@ -255,6 +257,15 @@ def programs(tmp_path: Path) -> Path:
     (tmp_path / "directory").mkdir()
     (tmp_path / "loop").symlink_to("loop")
     return tmp_path
+
+
+async def test_a_server_whose_files_were_removed_is_reported_as_such(
+    box: LocalExec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a jail whose bundle was removed on the host: the program is not the cause."""
+    monkeypatch.setattr(self_exec, "command", lambda: ["/no/such/python"])
+    with pytest.raises(HelperFailed, match=r"launcher cannot be started: .* /no/such/python was removed"):
+        await box.start(ProcessSpec("p", ("true",), limits=Limits(core_bytes=0)))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import MethodNotFound
-from holdfast.wire.methods import methods, notifications
+from holdfast.wire.table import methods, notifications
 from tests.support.parts import needs
 from tests.support.servers import RunningServer, server_environment
 

@@ -406,9 +406,39 @@ async def test_a_flood_leaves_the_page_responsive_and_bounded(
     )
     await report_flood(console, megabytes, seconds, delays)
     if LONG:
-        print(f"flood: a PTY that is only read carries {await asyncio.to_thread(pty_rate):.1f} MB/s here")
+        bare = await asyncio.to_thread(pty_rate)
+        print(f"flood: a PTY that is only read carries {bare:.1f} MB/s here: {megabytes / seconds / bare:.2f} x")
     # 5,000 lines above the screen, and the messages of the window.
     assert lines <= 5_200
+    await console.unharmed()
+
+
+async def test_a_flood_of_a_shell_leaves_the_page_responsive_and_bounded(
+    console: Console, service: RunningService, agent: str
+) -> None:
+    """A shell's output is text in a block, of which the page keeps the end."""
+    megabytes = 400 if LONG else 15
+    session = new_session(service, agent, kind="SHELL")
+    await console.enter(service.operator, f"/sessions/{session}")
+    await expect(console.page.locator(".blocks")).to_contain_text("No command ran yet.")
+    await console.page.evaluate(PAUSES)
+    command = f"{FLOOD} | head -c {megabytes}000000; echo; echo ov''er"
+    began = time.monotonic()
+    call = asyncio.create_task(
+        asyncio.to_thread(service.post, "RunCommand", agent, sessionId=session, command=command)
+    )
+    block = console.page.locator(".block pre")
+    delays: list[float] = []
+    while not (await block.count() and (await block.inner_text()).endswith("over\n")):
+        at = time.monotonic()
+        await console.page.get_by_role("tab", name="Policy" if len(delays) % 2 else "Overview").click()
+        delays.append(time.monotonic() - at)
+        assert time.monotonic() - began < PATIENCE_SECONDS * 4
+        await asyncio.sleep(0.1)
+    await report_flood(console, megabytes, time.monotonic() - began, delays)
+    assert (await call)[0] == 200
+    # 64 KiB of text, and the last piece that was added to it.
+    assert len(await block.inner_text()) <= 2 * 64 * 1024
     await console.unharmed()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -12,6 +14,7 @@ from playwright.async_api import expect
 
 from tests.service.browser import WATCH, Console, attacks, built, kinds, new_session, service_with, type_text
 from tests.service.running_service import RunningService
+from tests.support.fake_provider import fake_provider
 from tests.support.parts import needs
 
 pytestmark = [needs("chromium"), built, pytest.mark.asyncio(loop_scope="module")]
@@ -121,6 +124,84 @@ async def test_model_calls_are_in_the_session_in_the_usage_and_in_the_audit(
     await console.unharmed()
 
 
+AGENT: Final = """
+import json, os, urllib.request
+for model in ("small", "unauthorized"):
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "a question"}]}).encode()
+    address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    request = urllib.request.Request(address, body, {"content-type": "application/json"})
+    try:
+        print(json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["message"]["content"])
+    except urllib.error.HTTPError as error:
+        print(error.code)
+"""
+
+
+async def test_calls_of_a_real_bridge_are_in_the_session(
+    console: Console, service: RunningService, agent: str
+) -> None:
+    """`holdfast bridge --session`: an agent in a sandbox, a provider on loopback, and the page while it is open."""
+    session = new_session(service, agent, kind="SHELL")
+    await console.enter(service.operator, f"/sessions/{session}")
+    await expect(console.page.locator(".overview")).to_contain_text("Policy")
+    async with fake_provider() as provider:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "holdfast", "bridge", "--session", session, "--port", "0"),
+            *("--upstream", provider.url, "--key-env", "KEY", "--price", "small=1000/2000"),
+            *("--", sys.executable, "-c", AGENT),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={
+                **service.home.environ,
+                "KEY": "sk-of-the-host-0123456789",
+                "HOLDFAST_SERVICE_ADDRESS": service.grpc,
+                "HOLDFAST_SERVICE_TOKEN": agent,
+            },
+        )
+        printed, complaints = await process.communicate()
+    assert (process.returncode, printed, complaints) == (0, b"hello\n401\n", b"")
+    assert [each.json["model"] for each in provider.requested] == ["small", "unauthorized"]
+    # 10 tokens in and 5 out, at these prices for a million.
+    await expect(console.page.locator(".overview")).to_contain_text("2 calls · 15 tokens · cost 0.02")
+    await console.page.get_by_role("tab", name="Models").click()
+    await expect(console.page.locator(".model-calls li")).to_have_count(2)
+    await expect(console.page.locator(".model-calls")).to_contain_text("✗ 401")
+    await expect(console.page.locator(".models")).to_contain_text("small")
+    await console.unharmed()
+
+
+@pytest.mark.parametrize("kind", ["TERMINAL", "SHELL"])
+async def test_the_page_of_a_session_whose_sandbox_is_gone(
+    console: Console, service: RunningService, agent: str, kind: str
+) -> None:
+    session = new_session(service, agent, kind=kind, sandbox="local:new")
+    service.call("RunCommand", agent, sessionId=session, command="echo still $((6*7)) known")
+    await console.enter(service.operator, f"/sessions/{session}")
+    sandbox = service.call("GetSession", agent, sessionId=session)["metadata"]["sandbox"]
+    removed = await asyncio.to_thread(service.home.holdfast, "sandbox", "rm", sandbox.removeprefix("local:"))
+    assert removed.returncode == 0, removed.stderr
+    # CLOSED if the service read the exit of the shell before the end of the sandbox.
+    await expect(console.page.locator(".session-head .state")).to_have_text(re.compile("CLOSED|ERROR"))
+    await console.page.reload()
+    await expect(console.page.locator("main")).to_contain_text("The sandbox of this session is gone")
+    await expect(console.page.locator(".session-head ~ .notice")).to_contain_text(
+        re.compile(r"^(Closed|Failed) [\d:]+: [a-z]")
+    )
+    await expect(console.page.locator(".commands code")).to_have_text("echo still $((6*7)) known")
+    if kind == "TERMINAL":
+        await expect(console.terminal()).to_be_hidden()
+        await expect(console.page.locator(".terminal-box")).to_contain_text(
+            "there is no such sandbox (SANDBOX_GONE)"
+        )
+        await console.page.goto(f"{service.http}/sessions/{session}?at=0")
+        await expect(console.page.locator(".terminal-box")).to_contain_text("There is no recording any more")
+    else:
+        await expect(console.page.locator(".block pre")).to_have_text("still 42 known\n")
+    # The service answers: nothing on the page is stale.
+    await expect(console.page.locator("div.away")).to_have_count(0)
+    await console.unharmed()
+
+
 async def test_model_calls_belong_to_their_session(service: RunningService, agent: str) -> None:
     theirs = new_session(service, service.operator, kind="SHELL")
     assert service.post("RecordModelCalls", agent, sessionId=theirs, calls=[call_record(1)])[0] == 404
@@ -197,6 +278,10 @@ async def test_the_wall_draws_terminals_and_opens_them(
         }""",
         arg=session,
     )
+    # The command that waits is named, and not the one before it.
+    type_text(service, agent, session, "rm -f /nonexistent/thing\r")
+    thumbnail = console.page.locator(".thumbnail", has=picture)
+    await expect(thumbnail.locator(".command")).to_have_text("rm -f /nonexistent/thing")
     await picture.click()
     await expect(console.page).to_have_url(f"{service.http}/sessions/{session}")
     await console.unharmed()
@@ -313,6 +398,9 @@ async def test_texts_have_contrast_and_pages_fit_their_width(
             await console.page.set_viewport_size({"width": width, "height": 900})
             wide = await console.page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
             assert wide <= 0, f"{path} is {wide} px wider than {width}"
+            menu = console.page.locator(".bar nav")
+            cut = await menu.evaluate("(menu) => menu.scrollWidth - menu.clientWidth")
+            assert cut <= 0, f"{cut} px of the menu are cut off at {width} px"
     await console.page.keyboard.press("?")
     await expect(console.page.locator("dialog .keys")).to_be_visible()
     assert await console.page.evaluate(CONTRAST) == []

@@ -47,7 +47,7 @@ def test_commands_of_a_terminal_have_the_input_that_started_them() -> None:
     rows = [
         row(1, "input", "a", text="l", by="anna"),
         row(2, "input", "b", text="s\r", by="anna"),
-        row(3, "command", "c", text="make", by="olga"),
+        row(3, "command", "c", text="cat <<end\nmake\nend", by="olga"),
         # The rows of starts can follow those of later input.
         row(4, "command_started", "b", number=1, start="t1"),
         row(5, "command_ended", "b", number=1, start="t1", exit_code=0, duration=0.5, output_bytes=7, output="out"),
@@ -57,7 +57,7 @@ def test_commands_of_a_terminal_have_the_input_that_started_them() -> None:
     third, second, first = commands_of(record(), rows)
     assert (first.text, first.by, first.exit_code, first.duration_seconds) == ("ls", "anna", 0, 0.5)
     assert (first.output_bytes, first.excerpt) == (7, "out")
-    assert (second.text, second.by, second.ended_at) == ("make", "olga", None)
+    assert (second.text, second.by, second.ended_at) == ("cat <<end\nmake\nend", "olga", None)
     assert third.text == ""
 
 

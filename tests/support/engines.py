@@ -100,7 +100,7 @@ class ContainerEngine:
 class DockerDaemon(ContainerEngine):
     """A Docker daemon with a directory of its own; it can be killed and started again with its data."""
 
-    def __init__(self, directory: str, cgroup: str, data: str) -> None:
+    def __init__(self, directory: str, cgroup: str, data: str, storage: str) -> None:
         super().__init__("docker")
         self.directory = directory
         self.socket = os.path.join(directory, "docker.sock")
@@ -108,8 +108,8 @@ class DockerDaemon(ContainerEngine):
             *_ALONE,
             *("dockerd", "--host", f"unix://{self.socket}", "--pidfile", f"{directory}/pid"),
             *("--data-root", data, "--exec-root", f"{directory}/exec"),
-            *("--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=vfs"),
-            *("--cgroup-parent", cgroup),
+            *("--iptables=false", "--ip6tables=false", "--bridge=none"),
+            *("--cgroup-parent", cgroup, *(["--storage-driver", storage] if storage else [])),
         ]
         self._running = contextlib.ExitStack()
 
@@ -128,11 +128,15 @@ class DockerDaemon(ContainerEngine):
 
 
 @contextlib.contextmanager
-def docker_engine(data: str | None = None) -> Iterator[DockerDaemon]:
-    """A Docker daemon of our own, with its data in `data` if given. `DOCKER_HOST` points at it meanwhile."""
+def docker_engine(data: str | None = None, storage: str = "vfs") -> Iterator[DockerDaemon]:
+    """A Docker daemon of our own, with its data in `data` if given. `DOCKER_HOST` points at it meanwhile.
+
+    `vfs` works on every file system, and copies the image for each container and each step of a build. With an
+    empty `storage` the daemon chooses.
+    """
     need("docker", "dockerd", "containerd", "runc", "setpriv", "unshare", "tar")
     with _directory() as directory, cgroup_parent() as cgroup:
-        engine = DockerDaemon(directory, cgroup, data or f"{directory}/data")
+        engine = DockerDaemon(directory, cgroup, data or f"{directory}/data", storage)
         try:
             engine.start()
             with _variables(DOCKER_HOST=f"unix://{engine.socket}"):

@@ -37,11 +37,11 @@ def pytest(outcomes: Path, *arguments: str) -> int:
 
 
 def workers(cores: int) -> int:
-    """Half as many again as there are cores: tests wait for grace periods, leases and other processes.
+    """Twice as many as there are cores: tests wait for grace periods, leases and other processes.
 
     At most four more, because each takes half a gigabyte.
     """
-    return cores + min((cores + 1) // 2, 4)
+    return cores + min(cores, 4)
 
 
 def main(arguments: list[str]) -> int:

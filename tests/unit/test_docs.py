@@ -31,7 +31,7 @@ from holdfast.cli.support.exit_codes import NO_SERVER
 from holdfast.cli.verbs.inside import serve
 from holdfast.config import ExecServerConfig
 from holdfast.errors import HoldfastError, error_classes
-from holdfast.wire.methods import methods, notifications
+from holdfast.wire.table import methods, notifications
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

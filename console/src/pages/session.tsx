@@ -214,7 +214,7 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
 }
 
 function LiveMark({ state, over, typing }: { state: StreamState; over: boolean; typing: boolean }) {
-  const words = over ? "ended" : state === "live" ? (typing ? "typing" : "watching") : state === "ended" ? "ended" : state === "away" ? "service away, reconnecting" : "connecting";
+  const words = over ? "ended" : state === "live" ? (typing ? "typing" : "watching") : state === "ended" ? "ended" : state === "away" ? "reconnecting" : "connecting";
   return <span class={`live-mark ${over ? "ended" : state}`}>{words}</span>;
 }
 
@@ -400,7 +400,7 @@ function Overview(props: { session: Session; id: string; over: boolean; models: 
         <dt>Enforced</dt>
         <dd class="untrusted">
           {oneLine(metadata.enforced.join(" "), 200) || "nothing"}
-          {metadata.unenforced.length ? <span class="asks"> · not enforced: {oneLine(metadata.unenforced.join(" "), 200)}</span> : null}
+          {metadata.unenforced.length ? <div class="asks">not enforced: {oneLine(metadata.unenforced.join(" "), 200)}</div> : null}
         </dd>
         {last ? (
           <>

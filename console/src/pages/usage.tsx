@@ -2,7 +2,7 @@
 import { useEffect } from "preact/hooks";
 import { call } from "../api.ts";
 import { Chart, rates } from "../charts.tsx";
-import { plural, secondsOf, size } from "../format.ts";
+import { oneLine, plural, secondsOf, size } from "../format.ts";
 import { useLoad } from "../hooks.ts";
 import { ModelTable, modelWords, useModelCalls } from "../model_calls.tsx";
 import { Empty, Failure, Skeleton, Spark, StateMark, Text } from "../parts.tsx";
@@ -80,7 +80,7 @@ export function Usage({ caller }: { caller: Caller }) {
               </td>
               <td>
                 <Link to={sessionPath(each.sessionId)}>
-                  <code>{each.sessionId.slice(0, 14)}</code>
+                  <code>{oneLine(each.sessionId, 14)}</code>
                 </Link>
               </td>
               <td>

@@ -6,7 +6,7 @@ import { duration, oneLine, secondsOf } from "../format.ts";
 import { useLoad, useNow } from "../hooks.ts";
 import { Empty, Failure, Skeleton, StateMark, Text } from "../parts.tsx";
 import { Link, sessionPath } from "../router.tsx";
-import type { Summary } from "../types.ts";
+import type { Approval, Summary } from "../types.ts";
 import { BACKGROUND, FOREGROUND, makeTerminal, MONOSPACE, PALETTE, write } from "../xterm.ts";
 import type { SummaryPage } from "./sessions.tsx";
 
@@ -15,7 +15,7 @@ const MOST = 48;
 const EVERY_MS = 2500;
 type Screen = { sessionId: string; cols: number; rows: number; drawing: string; problem: string };
 
-export function Wall() {
+export function Wall({ approvals }: { approvals: Approval[] }) {
   const found = useLoad<SummaryPage>("wall", (signal) =>
     call("ListSummaries", { states: ["RUNNING", "BUSY", "IDLE"], pageSize: 200 }, signal),
   );
@@ -54,14 +54,14 @@ export function Wall() {
       {found.value && !terminals.length ? <Empty title="No terminal is open">Shells without a terminal are in the list of sessions.</Empty> : null}
       <div class="wall">
         {terminals.map((each) => (
-          <Thumbnail key={each.sessionId} session={each} screen={screens[each.sessionId]} now={now} />
+          <Thumbnail key={each.sessionId} session={each} screen={screens[each.sessionId]} asked={approvals.find((one) => one.sessionId === each.sessionId)?.command} now={now} />
         ))}
       </div>
     </main>
   );
 }
 
-function Thumbnail({ session, screen, now }: { session: Summary; screen: Screen | undefined; now: number }) {
+function Thumbnail({ session, screen, asked, now }: { session: Summary; screen: Screen | undefined; asked: string | undefined; now: number }) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const drawing = screen?.drawing;
   useEffect(() => {
@@ -75,7 +75,7 @@ function Thumbnail({ session, screen, now }: { session: Summary; screen: Screen 
       <div>
         <StateMark state={session.state} approvals={session.approvals} />
         <Text value={session.agentId} longest={24} />
-        <code class="dim untrusted command">{oneLine(session.command || session.sessionId.slice(0, 12), 80)}</code>
+        <code class="dim untrusted command">{oneLine(asked || session.command || session.sessionId.slice(0, 12), 80)}</code>
         <span class="dim number">{duration(now / 1000 - secondsOf(session.createdAt))}</span>
       </div>
     </Link>

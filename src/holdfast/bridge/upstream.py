@@ -87,9 +87,9 @@ class Upstream:
     ) -> None:
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidParams(
-                f"base_url {parts.scheme}://{parts.hostname or ''}: must be http:// or https:// and a host"
-            )
+            # A URL with a user may contain a password.
+            shown = "" if "@" in base_url else f" {base_url!r}"
+            raise InvalidParams(f"base_url{shown}: must be http:// or https:// and a host")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise InvalidParams("base_url: a user, a password or a query is not allowed; use api_key or headers")
         if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key):

@@ -18,7 +18,7 @@ from typing import Final
 
 from holdfast.client.connection.connection import ClientConnection, PendingCall
 from holdfast.errors import HoldfastError, InternalError
-from holdfast.wire import messages as m, methods
+from holdfast.wire import host_call_messages as h
 from holdfast.wire.host_call_keys import PING, instance_of
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class HostService:
 
     async def start(self) -> None:
         """Offer the service; on return it can be called."""
-        first = await self._connection.call(methods.HOST_OFFER, m.HostOfferParams(self.name, self._key))
+        first = await self._connection.call(h.HOST_OFFER, h.HostOfferParams(self.name, self._key))
         self._polling = asyncio.create_task(self._poll(first.epoch))
 
     @property
@@ -83,9 +83,9 @@ class HostService:
         if tasks:
             await asyncio.wait(tasks)
         # A stopped server has no offer to withdraw, and an unreachable one drops it after a while.
-        withdrawn = m.HostWithdrawParams(self.name, self._key)
+        withdrawn = h.HostWithdrawParams(self.name, self._key)
         with contextlib.suppress(HoldfastError):
-            await self._connection.clean_up(self._connection.call(methods.HOST_WITHDRAW, withdrawn))
+            await self._connection.clean_up(self._connection.call(h.HOST_WITHDRAW, withdrawn))
 
     async def __aenter__(self) -> HostService:
         await self.start()
@@ -101,8 +101,8 @@ class HostService:
     async def _poll(self, epoch: str) -> None:
         seq = 0
         while True:
-            params = m.HostOfferParams(self.name, self._key, epoch, seq, POLL_MS)
-            result = await self._connection.call(methods.HOST_OFFER, params)
+            params = h.HostOfferParams(self.name, self._key, epoch, seq, POLL_MS)
+            result = await self._connection.call(h.HOST_OFFER, params)
             if result.epoch != epoch:
                 # The server was restarted, and the callers have failed.
                 epoch, seq = result.epoch, 0
@@ -110,18 +110,18 @@ class HostService:
                     running.cancel()
             for event in result.events:
                 seq = event.seq
-                if isinstance(event, m.HostCallBegun):
+                if isinstance(event, h.HostCallBegun):
                     self._begin(event)
                 elif (task := self._calls.get(event.call_id)) is not None:
                     task.cancel()
 
-    def _begin(self, event: m.HostCallBegun) -> None:
+    def _begin(self, event: h.HostCallBegun) -> None:
         if event.call_id not in self._calls:
             task = asyncio.create_task(self._answer(event))
             self._calls[event.call_id] = task
             task.add_done_callback(lambda _: self._calls.pop(event.call_id, None))
 
-    async def _answer(self, event: m.HostCallBegun) -> None:
+    async def _answer(self, event: h.HostCallBegun) -> None:
         sending = _AnswerSender(self._connection, event.call_id, self._key)
         try:
             answer = b"" if event.method == PING else await self._handler(event.method, event.body)
@@ -152,7 +152,7 @@ class _AnswerSender:
         self._batch: list[bytes] = []
         self._batch_bytes = 0
         self._flushing: asyncio.Handle | None = None
-        self._in_flight: deque[PendingCall[m.HostAnswerResult]] = deque()
+        self._in_flight: deque[PendingCall[h.HostAnswerResult]] = deque()
         self._bytes = 0
         #: Why a message could not be sent; raised by the next `send`.
         self._error: HoldfastError | None = None
@@ -173,17 +173,17 @@ class _AnswerSender:
             self._flushing = asyncio.get_running_loop().call_soon(self._flush)
         return await self._settle(all=end)
 
-    def _flush(self, *, end: bool = False, failure: m.HostCallFailure | None = None) -> None:
+    def _flush(self, *, end: bool = False, failure: h.HostCallFailure | None = None) -> None:
         if self._flushing is not None:
             self._flushing.cancel()
             self._flushing = None
         first, *more = self._batch or [b""]
-        params = m.HostAnswerParams(self._call_id, self._key, self._seq, first, tuple(more), end, failure)
+        params = h.HostAnswerParams(self._call_id, self._key, self._seq, first, tuple(more), end, failure)
         self._seq += 1 + len(more)
         self._batch.clear()
         self._batch_bytes = 0
         try:
-            call = self._connection.begin(methods.HOST_ANSWER, params)
+            call = self._connection.begin(h.HOST_ANSWER, params)
         except HoldfastError as error:
             self._error = error
             return
@@ -220,7 +220,7 @@ class _AnswerSender:
         """Send the error after the pieces before it."""
         if self._batch:
             self._flush()
-        self._flush(failure=m.HostCallFailure(error.code, error.message))
+        self._flush(failure=h.HostCallFailure(error.code, error.message))
         with contextlib.suppress(HoldfastError):  # the connection is lost, and with it the caller
             await self._settle(all=True)
 
@@ -252,23 +252,23 @@ async def call_host(
     call_id = secrets.token_hex(16)
     is_over = False
     try:
-        params = m.HostCallParams(service, instance, method, body, WAIT_MS, call_id)
-        got = await connection.call(methods.HOST_CALL, params)
+        params = h.HostCallParams(service, instance, method, body, WAIT_MS, call_id)
+        got = await connection.call(h.HOST_CALL, params)
         while True:
             for piece in got.pieces:
                 yield piece
             if got.ended:
                 is_over = True
                 return
-            further = m.HostReceiveParams(call_id, got.seq, WAIT_MS)
-            got = await connection.call(methods.HOST_RECEIVE, further)
+            further = h.HostReceiveParams(call_id, got.seq, WAIT_MS)
+            got = await connection.call(h.HOST_RECEIVE, further)
     except HoldfastError:
         is_over = True
         raise
     finally:
         if not is_over:
             with contextlib.suppress(HoldfastError):  # a lost connection cancels it anyway
-                await connection.call(methods.HOST_CANCEL, m.HostCancelParams(call_id))
+                await connection.call(h.HOST_CANCEL, h.HostCancelParams(call_id))
 
 
 #: An older name of `call_host`.

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.client.connection.clean_up import take_error
 from holdfast.client.connection.connection import ClientConnection, PendingCall
 from holdfast.client.connection.subscription import Subscription
-from holdfast.client.files.remote import RemoteFiles
+from holdfast.client.files.remote import remote_files
 from holdfast.errors import HoldfastError, InternalError, StdinClosed, UnknownProcess
 from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,
@@ -46,7 +46,7 @@ from holdfast.types import (
     TerminalWait,
     UsageSample,
 )
-from holdfast.wire import messages as m, methods
+from holdfast.wire import messages as m
 
 _EMPTY: Final = m.Empty()
 
@@ -56,7 +56,7 @@ class RemoteExec:
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
-        self.files = RemoteFiles(connection)
+        self.files = remote_files(connection)
         #: The prefix of idempotency keys, unique among all clients.
         self._prefix = uuid.uuid4().hex
         self._count = 0
@@ -66,7 +66,7 @@ class RemoteExec:
         return f"{self._prefix}-{self._count}"
 
     async def start(self, spec: ProcessSpec) -> ProcessInfo:
-        result = await self.connection.call(methods.PROCESS_START, _start_params(spec, False))
+        result = await self.connection.call(m.PROCESS_START, _start_params(spec, False))
         return result.process
 
     async def start_streaming(
@@ -74,7 +74,7 @@ class RemoteExec:
     ) -> tuple[ProcessInfo, Subscription]:
         """Start a process and read it from its first byte on, in one round trip."""
         reader = self.connection.reader(spec.process_id, window=window)
-        call = self.connection.begin(methods.PROCESS_START, _start_params(spec, reader.spec()))
+        call = self.connection.begin(m.PROCESS_START, _start_params(spec, reader.spec()))
         self.connection.attach(reader, call)
         try:
             result = await self.connection.reply(call)
@@ -93,7 +93,7 @@ class RemoteExec:
         timing: bool = False,
     ) -> ReadResult:
         params = m.ReadParams(process_id, after_seq, max_bytes, _milliseconds(wait), timing=timing)
-        return await self.connection.call(methods.PROCESS_READ, params)
+        return await self.connection.call(m.PROCESS_READ, params)
 
     def events(self, process_id: str, *, after_seq: int = 0, window: int | None = None) -> Subscription:
         return self.connection.reader(process_id, after_seq, window)
@@ -108,25 +108,25 @@ class RemoteExec:
             await self._write_piece(process_id, piece, f"{write_id}.{number}")
 
     async def _write_piece(self, process_id: str, data: bytes, write_id: str) -> None:
-        result = await self.connection.call(methods.PROCESS_WRITE, m.WriteParams(process_id, data, write_id))
+        result = await self.connection.call(m.PROCESS_WRITE, m.WriteParams(process_id, data, write_id))
         if result.status == "unknownProcess":
             raise UnknownProcess(f"no process {process_id!r}")
         if result.status == "stdinClosed":
             raise StdinClosed(f"process {process_id!r}: its stdin is closed")
 
     async def close_stdin(self, process_id: str) -> None:
-        await self.connection.call(methods.PROCESS_CLOSE_STDIN, m.ProcessParams(process_id))
+        await self.connection.call(m.PROCESS_CLOSE_STDIN, m.ProcessParams(process_id))
 
     async def resize(self, process_id: str, size: TerminalSize) -> None:
-        await self.connection.call(methods.PROCESS_RESIZE, m.ResizeParams(process_id, size.rows, size.cols))
+        await self.connection.call(m.PROCESS_RESIZE, m.ResizeParams(process_id, size.rows, size.cols))
 
     async def signal(self, process_id: str, signal: str, *, signal_id: str | None = None) -> None:
         signal_id = signal_id or self._new_id()
-        await self.connection.call(methods.PROCESS_SIGNAL, m.SignalParams(process_id, signal, signal_id))
+        await self.connection.call(m.PROCESS_SIGNAL, m.SignalParams(process_id, signal, signal_id))
 
     async def terminate(self, process_id: str, *, grace: float = 5.0, force: bool = False) -> bool:
         params = m.TerminateParams(process_id, _milliseconds(grace), force)
-        call = self.connection.begin(methods.PROCESS_TERMINATE, params)
+        call = self.connection.begin(m.PROCESS_TERMINATE, params)
         running = (await self.connection.reply(call)).running
         if not running and call.sent > 1:
             # The reply to a first attempt may be lost; if that attempt ended the process, a signal did.
@@ -136,28 +136,28 @@ class RemoteExec:
 
     async def wait(self, process_id: str, *, timeout: float | None = None) -> ExitStatus | None:
         params = m.WaitParams(process_id, None if timeout is None else _milliseconds(timeout))
-        result = await self.connection.call(methods.PROCESS_WAIT, params)
+        result = await self.connection.call(m.PROCESS_WAIT, params)
         if result.exit_code is None:
             return None
         return ExitStatus(result.exit_code, result.signal, result.oom, result.silent)
 
     async def ended(self, *, after: int | None = None, wait: float = 0.0) -> EndedProcesses:
-        return await self.connection.call(methods.PROCESS_ENDED, m.EndedParams(after, _milliseconds(wait)))
+        return await self.connection.call(m.PROCESS_ENDED, m.EndedParams(after, _milliseconds(wait)))
 
     async def snapshot(self, process_id: str) -> Snapshot:
-        return await self.connection.call(methods.PROCESS_SNAPSHOT, m.ProcessParams(process_id))
+        return await self.connection.call(m.PROCESS_SNAPSHOT, m.ProcessParams(process_id))
 
     async def describe(self, process_id: str) -> ProcessInfo:
-        return await self.connection.call(methods.PROCESS_DESCRIBE, m.ProcessParams(process_id))
+        return await self.connection.call(m.PROCESS_DESCRIBE, m.ProcessParams(process_id))
 
     async def list(self) -> tuple[ProcessInfo, ...]:
-        return (await self.connection.call(methods.PROCESS_LIST, _EMPTY)).processes
+        return (await self.connection.call(m.PROCESS_LIST, _EMPTY)).processes
 
     async def usage(self, process_ids: Sequence[str], *, members: bool = False) -> UsageSample:
-        return await self.connection.call(methods.PROCESS_USAGE, m.UsageParams(tuple(process_ids), members))
+        return await self.connection.call(m.PROCESS_USAGE, m.UsageParams(tuple(process_ids), members))
 
     async def forget(self, process_id: str) -> None:
-        call = self.connection.begin(methods.PROCESS_FORGET, m.ProcessParams(process_id))
+        call = self.connection.begin(m.PROCESS_FORGET, m.ProcessParams(process_id))
         try:
             await self.connection.reply(call)
         except UnknownProcess:
@@ -168,7 +168,7 @@ class RemoteExec:
     async def open_shell(self, spec: ShellSpec) -> ShellStatus:
         if spec.start_id is None:
             spec = msgspec.structs.replace(spec, start_id=uuid.uuid4().hex)
-        return await self.connection.call(methods.SHELL_OPEN, spec)
+        return await self.connection.call(m.SHELL_OPEN, spec)
 
     def run_in_shell(
         self, shell_id: str, command: CommandSpec, *, live: bool = False, window: int | None = None
@@ -185,25 +185,25 @@ class RemoteExec:
         pipe_stdin: bool = False,
     ) -> ProcessInfo:
         params = m.ShellStartParams(shell_id, process_id, command, start_id or self._new_id(), pipe_stdin)
-        return await self.connection.call(methods.SHELL_START, params)
+        return await self.connection.call(m.SHELL_START, params)
 
     async def interrupt_shell(self, shell_id: str, *, interrupt_id: str | None = None) -> bool:
         params = m.ShellInterruptParams(shell_id, interrupt_id=interrupt_id or self._new_id())
-        return (await self.connection.call(methods.SHELL_INTERRUPT, params)).running
+        return (await self.connection.call(m.SHELL_INTERRUPT, params)).running
 
     async def close_shell(self, shell_id: str, *, keep: bool = False, grace: float = 5.0) -> None:
-        await self.connection.call(methods.SHELL_CLOSE, m.ShellCloseParams(shell_id, keep, _milliseconds(grace)))
+        await self.connection.call(m.SHELL_CLOSE, m.ShellCloseParams(shell_id, keep, _milliseconds(grace)))
 
     async def describe_shell(self, shell_id: str) -> ShellStatus:
-        return await self.connection.call(methods.SHELL_DESCRIBE, m.ShellParams(shell_id))
+        return await self.connection.call(m.SHELL_DESCRIBE, m.ShellParams(shell_id))
 
     async def list_shells(self) -> tuple[ShellStatus, ...]:
-        return (await self.connection.call(methods.SHELL_LIST, _EMPTY)).shells
+        return (await self.connection.call(m.SHELL_LIST, _EMPTY)).shells
 
     async def open_terminal(self, spec: TerminalSpec) -> TerminalStatus:
         if spec.start_id is None:
             spec = msgspec.structs.replace(spec, start_id=self._new_id())
-        return await self.connection.call(methods.TERMINAL_OPEN, spec)
+        return await self.connection.call(m.TERMINAL_OPEN, spec)
 
     async def read_terminal(
         self,
@@ -220,7 +220,7 @@ class RemoteExec:
         params = m.TerminalReadParams(
             terminal_id, since, max_bytes, _milliseconds(wait), timing, marks, until, _milliseconds(gather)
         )
-        return await self.connection.call(methods.TERMINAL_READ, params)
+        return await self.connection.call(m.TERMINAL_READ, params)
 
     async def run_in_terminal(
         self,
@@ -234,47 +234,47 @@ class RemoteExec:
         limit = None if timeout is None else _milliseconds(timeout)
         params = m.TerminalRunParams(terminal_id, command, limit, max_bytes, run_id or self._new_id())
         try:
-            return await self.connection.call(methods.TERMINAL_RUN, params)
+            return await self.connection.call(m.TERMINAL_RUN, params)
         except asyncio.CancelledError:
             if not self.connection.connected and params.run_id is not None:
                 # The server does not see the cancellation on a broken channel, so the run is withdrawn by a call.
                 withdrawn = m.TerminalWithdrawParams(terminal_id, params.run_id)
                 with contextlib.suppress(HoldfastError):
-                    await self.connection.clean_up(self.connection.call(methods.TERMINAL_WITHDRAW, withdrawn))
+                    await self.connection.clean_up(self.connection.call(m.TERMINAL_WITHDRAW, withdrawn))
             raise
 
     async def press_keys(self, terminal_id: str, keys: Sequence[str], *, write_id: str | None = None) -> None:
         params = m.TerminalKeysParams(terminal_id, tuple(keys), write_id or self._new_id())
-        await self.connection.call(methods.TERMINAL_KEYS, params)
+        await self.connection.call(m.TERMINAL_KEYS, params)
 
     async def wait_terminal(
         self, terminal_id: str, until: TerminalWait, *, timeout: float | None = None, changes: int = 0
     ) -> tuple[bool, TerminalStatus]:
         limit = None if timeout is None else _milliseconds(timeout)
         params = m.TerminalWaitParams(terminal_id, until, limit, changes)
-        result = await self.connection.call(methods.TERMINAL_WAIT, params)
+        result = await self.connection.call(m.TERMINAL_WAIT, params)
         return result.reached, result.terminal
 
     async def close_terminal(
         self, terminal_id: str, *, mode: CloseMode = "graceful", jobs: JobsAtClose = "kill", grace: float = 5.0
     ) -> TerminalStatus:
         params = m.TerminalCloseParams(terminal_id, mode, jobs, _milliseconds(grace))
-        return await self.connection.call(methods.TERMINAL_CLOSE, params)
+        return await self.connection.call(m.TERMINAL_CLOSE, params)
 
     async def describe_terminal(self, terminal_id: str, *, look: bool = True) -> TerminalStatus:
-        return await self.connection.call(methods.TERMINAL_DESCRIBE, m.TerminalParams(terminal_id, look))
+        return await self.connection.call(m.TERMINAL_DESCRIBE, m.TerminalParams(terminal_id, look))
 
     async def list_terminals(self) -> tuple[TerminalStatus, ...]:
-        return (await self.connection.call(methods.TERMINAL_LIST, _EMPTY)).terminals
+        return (await self.connection.call(m.TERMINAL_LIST, _EMPTY)).terminals
 
     async def wait_for_port(self, port: int, *, host: str = "127.0.0.1", timeout: float = 30.0) -> None:
-        await self.connection.call(methods.PORT_WAIT, m.WaitForPortParams(port, host, _milliseconds(timeout)))
+        await self.connection.call(m.PORT_WAIT, m.WaitForPortParams(port, host, _milliseconds(timeout)))
 
     async def info(self) -> EnvironmentInfo:
-        return await self.connection.call(methods.ENVIRONMENT_INFO, _EMPTY)
+        return await self.connection.call(m.ENVIRONMENT_INFO, _EMPTY)
 
     async def status(self) -> ServerStatus:
-        return await self.connection.call(methods.ENVIRONMENT_STATUS, _EMPTY)
+        return await self.connection.call(m.ENVIRONMENT_STATUS, _EMPTY)
 
     async def clean_up(self, work: Coroutine[Any, Any, Any]) -> bool:
         return await self.connection.clean_up(work)
@@ -312,7 +312,7 @@ class RemoteCommand:
             pipe_stdin=spec.pipe_stdin,
             silence_ms=None if spec.silence is None else _milliseconds(spec.silence, least=-1.0),
         )
-        self._call: PendingCall[m.ShellRunResult] = connection.begin(methods.SHELL_RUN, self._params)
+        self._call: PendingCall[m.ShellRunResult] = connection.begin(m.SHELL_RUN, self._params)
         self._call.on_reply = self._replied
         self._call.renew = self._renewed
         connection.attach(self._reader, self._call)
@@ -361,7 +361,7 @@ class RemoteCommand:
                 # call.
                 params = m.ShellInterruptParams(self._shell_id, command_id=self._params.command_id)
                 with contextlib.suppress(HoldfastError):
-                    await self._connection.clean_up(self._connection.call(methods.SHELL_INTERRUPT, params))
+                    await self._connection.clean_up(self._connection.call(m.SHELL_INTERRUPT, params))
         await self._reader.aclose()
 
 

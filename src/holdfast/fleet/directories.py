@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import os
 import select
@@ -36,12 +37,23 @@ POLL_SECONDS: Final = 0.02
 LOG_TAIL_BYTES: Final = 4_000
 
 
+def fleet_path() -> str:
+    """Where the directories of this user's sandboxes are."""
+    if path := os.environ.get(DIRECTORY_VARIABLE):
+        return path
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return "/var/lib/holdfast" if os.geteuid() == 0 else f"{state}/holdfast"
+
+
+def listed_ids() -> list[str]:
+    """The ids of all sandboxes with a directory, for completion: their state is not read."""
+    found = glob.glob(os.path.join(glob.escape(fleet_path()), "*", "holdfast-*"))
+    return sorted(id for path in found if is_id(id := os.path.basename(path)))
+
+
 def fleet_directory() -> str:
-    """Where the directories of this user's sandboxes are; made if it is missing, refused unless it is ours."""
-    path = os.environ.get(DIRECTORY_VARIABLE)
-    if not path:
-        state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-        path = "/var/lib/holdfast" if os.geteuid() == 0 else f"{state}/holdfast"
+    """The same, made if it is missing, refused unless it is ours."""
+    path = fleet_path()
     os.makedirs(path, mode=0o711, exist_ok=True)
     found = os.stat(path)
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -12,54 +12,42 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from holdfast import __version__
 from holdfast.config import ExecServerConfig
 from holdfast.errors import (
-    DuplicateProcess,
-    Forbidden,
-    HoldfastError,
-    InvalidRequest,
     LimitReached,
     ResourceExhausted,
     ShellClosed,
-    ShuttingDown,
     StdinClosed,
     UnknownProcess,
 )
 from holdfast.exec_api import CommandStream, EventStream
 from holdfast.runtime.confine.features import Feature, available, detect_features
-from holdfast.runtime.confine.jail import ProcessJail
 from holdfast.runtime.durability.durability import Durability, NullDurability
 from holdfast.runtime.files.confined_files import ConfinedFiles, Jails
 from holdfast.runtime.files.local_files import LocalFiles
 from holdfast.runtime.machine import environment_info, wait_for_port
-from holdfast.runtime.output.job import Job, JobHistory
+from holdfast.runtime.output.job import Job
 from holdfast.runtime.output.local_events import LocalCommand, LocalEvents
 from holdfast.runtime.output.output_log import Spool
 from holdfast.runtime.output.poller import Poller
-from holdfast.runtime.process.checks import check_bytes, check_spec
-from holdfast.runtime.process.ended import EndedLog
+from holdfast.runtime.process.checks import check_bytes
 from holdfast.runtime.process.input import InputQueue
 from holdfast.runtime.process.oom import OomCounter
 from holdfast.runtime.process.process import ManagedProcess
+from holdfast.runtime.process.registry import Processes
 from holdfast.runtime.process.signals import parse_signal
 from holdfast.runtime.process.spawn import write_all
-from holdfast.runtime.process.start import StartedProcess, Starter, is_jailed, starts_at_once
-from holdfast.runtime.retention import ProcessRetention
 from holdfast.runtime.shell.registry import Shells
 from holdfast.runtime.terminal.read_until import read_terminal
 from holdfast.runtime.terminal.registry import Terminals
-from holdfast.runtime.tree.cgroup import Cgroups
-from holdfast.runtime.tree.orphans import OrphanReaper
-from holdfast.runtime.tree.process_table import TableReader
-from holdfast.runtime.tree.process_tree import Strays, Tree
+from holdfast.runtime.tree.table_reader import TableReader
 from holdfast.runtime.tree.usage import ForegroundActivity, UsageQuery, UsageSampler
 from holdfast.types import (
-    AWAITED_PREFIX,
     TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandSpec,
@@ -107,6 +95,7 @@ class LocalExec:
         `durability`, processes outlive this process."""
         self.config = config or ExecServerConfig()
         environ = os.environ if environ is None else environ
+        tables, oom = TableReader(), OomCounter()
         with contextlib.ExitStack() as opened:
             if durability is None:
                 spool = Spool(self.config.spool_directory, wanted_bytes=self.config.spool_minimum_bytes)
@@ -114,223 +103,70 @@ class LocalExec:
                 durability = NullDurability(spool, self.config)
             self._durability = durability
             self._spool = durability.spool
-            self.retention = ProcessRetention(self.config, self._spool, jobs=self._jobs, forget=self._forget)
             try:
                 self._poller = Poller()
                 opened.callback(self._poller.close)
-                self._starter = Starter(
-                    environ,
-                    open_files,
-                    durability,
-                    self.retention.discard_oldest,
-                    self.config.oom_score_adj,
+                self.processes = Processes(
+                    config=self.config,
+                    environ=environ,
+                    open_files=open_files,
+                    adopt_orphans=adopt_orphans,
+                    durability=durability,
+                    poller=self._poller,
+                    tables=tables,
+                    oom=oom,
+                    other_jobs=lambda: self.shells.logged(),
+                    on_forget=lambda process_id: self.terminals.forget(process_id),
                 )
-                opened.callback(self._starter.close)
-                self._orphans: OrphanReaper | None = None
-                if adopt_orphans:
-                    self._orphans = OrphanReaper(lambda: self._leaders | self._starter.newborn, self._poller)
             except OSError as error:
                 raise ResourceExhausted(f"processes cannot be watched: {error.strerror}") from None
             opened.pop_all()
-        self._processes: dict[str, ManagedProcess] = {}
-        #: Starts that are under way, by id: a repeated start joins the first.
-        self._starting: dict[str, asyncio.Task[ManagedProcess]] = {}
-        #: The pids of running processes.
-        self._leaders: set[int] = set()
-        self._tables = TableReader()
-        self._oom = OomCounter()
-        self._ended = EndedLog()
-        #: Tasks that end processes which printed nothing for too long.
-        self._endings: set[asyncio.Task[None]] = set()
-        self._keeper = durability.keeper_pid
-        self._cgroups = Cgroups.open(self._keeper) if self.config.cgroup == "auto" else None
-        self._sampler = UsageSampler(self._keeper)
-        self._starter.cgroups = self._cgroups
-        self.keep_to_ourselves((self._spool.path,))
+        self._sampler = UsageSampler(durability.keeper_pid)
         #: The features of this machine; detected once, at the first request.
         self._features: asyncio.Future[tuple[Feature, ...]] | None = None
-        self._closing = False
         self._closed = asyncio.Event()
         self._started_at = time.monotonic()
         self.files = LocalFiles(self.config)
-        self._jails = Jails(self.config, self._starter.spawn_helper, self._starter.newborn.discard)
+        starter = self.processes.starter
+        self._jails = Jails(self.config, starter.spawn_helper, starter.newborn.discard)
         self.shells = Shells(
             config=self.config,
             poller=self._poller,
-            tables=self._tables,
+            tables=tables,
             environ=environ,
-            start_process=self._start_on,
-            end_process=self._end,
-            on_growth=self.retention.spool_grew,
-            oom=self._oom,
+            start_process=self.processes.start_on,
+            end_process=self.processes.end,
+            on_growth=self.processes.retention.spool_grew,
+            oom=oom,
             durability=durability,
         )
         self.terminals = Terminals(
             config=self.config,
             spool=self._spool,
             environ=environ,
-            start_process=self._start_on,
-            end_process=self._end,
-            existing=self._processes.get,
+            start_process=self.processes.start_on,
+            end_process=self.processes.end,
+            existing=self.processes.get,
             ledger=durability.ledger,
         )
 
-    # --- starting --------------------------------------------------------------------------------------------
+    # --- processes -------------------------------------------------------------------------------------------
 
     async def start(self, spec: ProcessSpec) -> ProcessInfo:
-        return (await self.start_process(spec)).info()
+        return (await self.processes.start(spec)).info()
 
     async def start_process(self, spec: ProcessSpec) -> ManagedProcess:
-        """Start a process, or return the one that an earlier attempt with the same `start_id` has started."""
-        if starts_at_once(spec):
-            return self.start_now(spec)
-        while spec.process_id in self._starting:
-            with contextlib.suppress(HoldfastError):  # then this attempt is the first that counts
-                await asyncio.shield(self._starting[spec.process_id])
-        if (existing := self._existing(spec)) is not None:
-            return existing
-        attempt = self._starting[spec.process_id] = asyncio.create_task(self._start_on(spec, None))
-        # At its own end, and not at that of its caller: a cancelled caller may repeat the request.
-        attempt.add_done_callback(lambda _: self._starting.pop(spec.process_id))
-        return await asyncio.shield(attempt)
+        return await self.processes.start(spec)
 
     def start_now(self, spec: ProcessSpec) -> ManagedProcess:
-        """Start a process with a spec that `starts_at_once`, without waiting."""
-        return self._existing(spec) or self._manage(spec, self._starter.start(spec))
-
-    def _existing(self, spec: ProcessSpec) -> ManagedProcess | None:
-        """The process that an earlier attempt has started; an error if the id belongs to another."""
-        self._check(spec)
-        existing = self._processes.get(spec.process_id)
-        taken = existing is not None or spec.process_id in self._starting
-        if taken and (existing is None or spec.start_id is None or spec.start_id != existing.spec.start_id):
-            raise DuplicateProcess(f"process id {spec.process_id!r} is taken")
-        return existing
-
-    def _check(self, spec: ProcessSpec) -> None:
-        """Check a spec before anything is tried."""
-        if self._closing:
-            raise ShuttingDown("the server is shutting down: it starts nothing new")
-        if spec.kind == "direct" and not self.config.allow_direct_exec:
-            raise Forbidden("direct starts are switched off here (allow_direct_exec)")
-        if spec.kind == "prepared" and not self.config.allow_prepared_exec:
-            raise Forbidden("prepared starts are switched off here (allow_prepared_exec)")
-        check_spec(spec)
-
-    async def _start_on(
-        self, spec: ProcessSpec, stdin: int | None, on_exit: Callable[[ManagedProcess], None] | None = None
-    ) -> ManagedProcess:
-        """Start a process on this stdin."""
-        self._check(spec)
-        internal = on_exit is not None and not spec.tty
-        if starts_at_once(spec):
-            started = self._starter.start(spec, stdin, internal=internal)
-        else:
-            started = await self._starter.start_through_launcher(spec, stdin, internal=internal)
-        return self._manage(spec, started, on_exit)
-
-    def _manage(
-        self, spec: ProcessSpec, started: StartedProcess, on_exit: Callable[[ManagedProcess], None] | None = None
-    ) -> ManagedProcess:
-        process = self._managed(spec, started, on_exit)
-        try:
-            process.follow(started.outputs)
-        except OSError as error:
-            # No descriptor to watch it by. It has just begun, and has no id yet.
-            started.undo()
-            raise ResourceExhausted(f"cannot watch {spec.argv[0]!r}: {error.strerror}") from None
-        started.recorder.started(process.pid, process.started_at)
-        self._processes[spec.process_id] = process
-        self._leaders.add(process.pid)
-        if started.cgroup is not None:
-            process.tree.cgroup = started.cgroup
-        elif self._cgroups is not None:
-            self._cgroups.join_later(process.tree, started.recorder.key)
-        return process
-
-    def take_over(
-        self,
-        spec: ProcessSpec,
-        started: StartedProcess,
-        past: JobHistory,
-        on_exit: Callable[[ManagedProcess], None] | None = None,
-    ) -> ManagedProcess:
-        """Take over a process that an earlier server has started."""
-        process = self._managed(spec, started, on_exit)
-        process.restore(past)
-        self._processes[spec.process_id] = process
-        process.tree.leader_lives = process.running
-        if process.running:
-            self._leaders.add(process.pid)
-        if process.jail is not None and process.running:
-            process.jail.find()
-        if past.closed_at is None:
-            if self._cgroups is not None:
-                self._cgroups.rejoin(process.tree, started.recorder.key)
-            process.follow(started.outputs)
-        return process
-
-    def keep_to_ourselves(self, directories: Iterable[str]) -> None:
-        """Hide directories from confined processes: those of the server's socket and of its keeper's."""
-        found = (os.path.realpath(directory) for directory in directories)
-        self._starter.own = tuple(dict.fromkeys((*self._starter.own, *found)))
-
-    def inherit_cgroups(self, keeper: int) -> None:
-        """Take over the cgroups of a keeper that was killed; before `take_over`."""
-        if self._cgroups is not None:
-            self._cgroups.inherit(keeper)
-
-    def _managed(
-        self, spec: ProcessSpec, started: StartedProcess, on_exit: Callable[[ManagedProcess], None] | None
-    ) -> ManagedProcess:
-        def exited(process: ManagedProcess) -> None:
-            self._leaders.discard(process.pid)
-            if not process.internal and not spec.process_id.startswith(AWAITED_PREFIX):
-                self._ended.add(process.info())
-            if on_exit is not None:
-                on_exit(process)
-
-        return ManagedProcess(
-            spec,
-            started.recorder,
-            cwd=started.cwd,
-            tree=Tree(started.pid, started.mark, self._tables),
-            outputs=started.outputs,
-            stdin=started.stdin,
-            poller=self._poller,
-            config=self.config,
-            on_exit=exited,
-            on_close=self._process_closed,
-            on_growth=self.retention.spool_grew,
-            on_silent=self._end_silent,
-            oom=self._oom,
-            internal=on_exit is not None and not spec.tty,
-            jail=started.jail or (ProcessJail(started.pid) if is_jailed(spec) else None),
-        )
-
-    def _end_silent(self, process: ManagedProcess) -> None:
-        """Kill a process that printed nothing for too long."""
-        task = asyncio.get_running_loop().create_task(self._end_logged(process))
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
-
-    async def _end_logged(self, process: ManagedProcess) -> None:
-        try:
-            await self._end(process, 0.0)
-        except HoldfastError as error:
-            log.warning("process %s is silent and cannot be ended: %s", process.process_id, error)
-
-    # --- one process -----------------------------------------------------------------------------------------
+        return self.processes.start_now(spec)
 
     def process(self, process_id: str) -> ManagedProcess:
-        try:
-            return self._processes[process_id]
-        except KeyError:
-            raise UnknownProcess(f"no process has the id {process_id!r}") from None
+        return self.processes.process(process_id)
 
     def recorded(self, id: str) -> Job:
         """The job with this id: a process, a command of a shell, or a shell's own output."""
-        found = self._processes.get(id) or self.shells.recorded(id)
+        found = self.processes.get(id) or self.shells.recorded(id)
         if found is None:
             raise UnknownProcess(f"no process has the id {id!r}")
         return found
@@ -365,7 +201,7 @@ class LocalExec:
         self, spec: ProcessSpec, window: int | None = None
     ) -> tuple[ProcessInfo, EventStream]:
         """Start and read from the beginning, in one step."""
-        process = await self.start_process(spec)
+        process = await self.processes.start(spec)
         return process.info(), LocalEvents(process, 0)
 
     async def write(self, process_id: str, data: bytes, *, write_id: str | None = None) -> None:
@@ -376,7 +212,7 @@ class LocalExec:
 
     def input(self, process_id: str) -> InputQueue:
         """The stdin of a process, or of a command in a shell."""
-        command = None if process_id in self._processes else self.shells.command(process_id)
+        command = None if self.is_known(process_id) else self.shells.command(process_id)
         if command is None:
             return self.process(process_id).input
         if command.input is None:
@@ -396,8 +232,8 @@ class LocalExec:
         if terminal is not None:
             await terminal.close("force" if force else "graceful", "kill", grace)
         else:
-            await self._end(process, 0.0 if force else grace)
-        self._reap_orphans()
+            await self.processes.end(process, 0.0 if force else grace)
+        self.processes.reap_orphans()
         return was_running
 
     async def wait(self, process_id: str, *, timeout: float | None = None) -> ExitStatus | None:
@@ -409,7 +245,7 @@ class LocalExec:
             return None
 
     async def ended(self, *, after: int | None = None, wait: float = 0.0) -> EndedProcesses:
-        return await self._ended.read(after, wait)
+        return await self.processes.ended.read(after, wait)
 
     async def snapshot(self, process_id: str) -> Snapshot:
         return self.recorded(process_id).snapshot()
@@ -418,19 +254,19 @@ class LocalExec:
         return self.process(process_id).info()
 
     async def list(self) -> tuple[ProcessInfo, ...]:
-        return tuple(process.info() for process in self._processes.values() if not process.internal)
+        return tuple(process.info() for process in self.processes.all() if not process.internal)
 
     async def usage(self, process_ids: Sequence[str], *, members: bool = False) -> UsageSample:
         found = (self._usage_query(process_id) for process_id in dict.fromkeys(process_ids))
         return await self._sampler.sample(
             [each for each in found if each is not None],
-            leaders=lambda: self._leaders | self._starter.newborn,
-            known_marks=lambda: {process.tree.mark for process in self._processes.values()},
+            leaders=self.processes.leaders,
+            known_marks=lambda: {process.tree.mark for process in self.processes.all()},
             list_members=members,
         )
 
     def _usage_query(self, process_id: str) -> UsageQuery | None:
-        process = self._processes.get(process_id)
+        process = self.processes.get(process_id)
         if process is None:
             shell = self.shells.get(process_id)
             return None if shell is None else shell.usage_query()
@@ -440,17 +276,12 @@ class LocalExec:
         return UsageQuery(process_id, (process.tree,), process.running, printed, activity, process.own_pids)
 
     async def forget(self, process_id: str) -> None:
-        process = self.process(process_id)
-        if process.running:
-            raise InvalidRequest(f"process {process_id!r} still runs: terminate it first")
-        self.retention.discard(process)
-        self._forget(process)
+        self.processes.forget(process_id)
 
     # --- shells ----------------------------------------------------------------------------------------------
 
     async def open_shell(self, spec: ShellSpec) -> ShellStatus:
-        if self._closing:
-            raise ShuttingDown("the server is shutting down: it starts nothing new")
+        self.processes.check_open()
         return (await self.shells.open(spec)).info()
 
     def run_in_shell(
@@ -467,11 +298,11 @@ class LocalExec:
         start_id: str | None = None,
         pipe_stdin: bool = False,
     ) -> ProcessInfo:
-        started = self._processes.get(process_id)
+        started = self.processes.get(process_id)
         if started is not None and start_id is not None and started.spec.start_id == start_id:
             return started.info()  # by an earlier attempt; the shell may be closed since
         spec, script = await self.shells.background(shell_id, command, process_id, start_id, pipe_stdin=pipe_stdin)
-        existing = self._existing(spec)
+        existing = self.processes.existing(spec)
         if existing is not None:
             return existing.info()
         try:
@@ -481,7 +312,7 @@ class LocalExec:
         try:
             write_all(fd, script)
             os.lseek(fd, 0, os.SEEK_SET)
-            return (await self._start_on(spec, fd)).info()
+            return (await self.processes.start_on(spec, fd)).info()
         finally:
             os.close(fd)
 
@@ -492,7 +323,7 @@ class LocalExec:
         with contextlib.suppress(ShellClosed):  # by the end of an earlier server's shell
             shell = await self.shells.opened(shell_id)
             await shell.close(keep=keep, grace=grace)
-        self._reap_orphans()
+        self.processes.reap_orphans()
 
     async def describe_shell(self, shell_id: str) -> ShellStatus:
         return self.shells.describe(shell_id)
@@ -503,8 +334,7 @@ class LocalExec:
     # --- terminals -------------------------------------------------------------------------------------------
 
     async def open_terminal(self, spec: TerminalSpec) -> TerminalStatus:
-        if self._closing:
-            raise ShuttingDown("the server is shutting down: it starts nothing new")
+        self.processes.check_open()
         return (await self.terminals.open(spec)).status()
 
     async def read_terminal(
@@ -561,7 +391,7 @@ class LocalExec:
     ) -> TerminalStatus:
         terminal = await self.terminals.opened(terminal_id)
         await terminal.close(mode, jobs, grace)
-        self._reap_orphans()
+        self.processes.reap_orphans()
         return terminal.status()
 
     async def describe_terminal(self, terminal_id: str, *, look: bool = True) -> TerminalStatus:
@@ -581,7 +411,7 @@ class LocalExec:
         return environment_info(available(await asyncio.shield(self._features)))
 
     async def status(self) -> ServerStatus:
-        processes = [process for process in self._processes.values() if not process.internal]
+        processes = [process for process in self.processes.all() if not process.internal]
         running = sum(process.running for process in processes)
         link = None if self._durability.link.lost else self._durability.link
         return ServerStatus(
@@ -595,10 +425,10 @@ class LocalExec:
             sessions=0,
             spool=self._spool.path,
             spool_bytes=self._spool.used,
-            spool_limit=self.retention.spool_limit,
+            spool_limit=self.processes.retention.spool_limit,
             spool_free=self._spool.free,
             spool_file_system=self._spool.file_system.kind,
-            containment=(*(() if self._cgroups is None else (self._cgroups.kind,)), "mark", "tree"),
+            containment=self.processes.containment,
             keeper_pid=None if link is None else link.pid,
             keeper_uptime=None if link is None else time.monotonic() - link.started_at,
             restarts=0 if link is None else link.restarts,
@@ -607,79 +437,39 @@ class LocalExec:
 
     @property
     def running(self) -> int:
-        """The number of running processes."""
-        return len(self._leaders)
+        return self.processes.running
 
     # --- ending ----------------------------------------------------------------------------------------------
 
     async def shutdown(self, grace: float) -> None:
         """Refuse new starts, end everything, and close every descriptor."""
-        repeated, self._closing = self._closing, True
-        if self._starting:
-            await asyncio.wait(self._starting.values())
+        repeated = self.processes.closing
+        await self.processes.finish_starts()
         await asyncio.gather(self.shells.close_all(grace), self.terminals.close_all(grace))
-        processes = list(self._processes.values())
-        await asyncio.gather(*(self._end(process, grace) for process in processes))
-        if self._orphans is not None:
-            # Daemons of processes that were forgotten before.
-            await Strays(self._tables, self._keeper).end(self._leaders, grace)
+        await self.processes.end_all(grace)
         if repeated:
             await self._closed.wait()
             return
         await self.files.aclose()
-        self.retention.close()
-        for process in processes:
-            process.discard()
-        self._processes.clear()
-        if self._cgroups is not None:
-            self._cgroups.close()
-        if self._orphans is not None:
-            self._orphans.reap()
-            self._orphans.close()
-        self._starter.close()
+        self.processes.close()
         self._poller.close()
         self._spool.remove()
         self._closed.set()
 
     async def aclose(self) -> None:
-        if not self._closing:
+        if not self.processes.closing:
             await self.shutdown(self.config.shutdown_grace_period_ms / 1000)
 
-    def _reap_orphans(self) -> None:
-        if self._orphans is not None:
-            self._orphans.reap()
-
-    async def _end(self, process: ManagedProcess, grace: float) -> None:
-        """End a process and its tree; on return the exit is in the journal."""
-        # A blocking process must be able to end without a reader: readers get what the log holds.
-        process.stop_blocking()
-        await process.tree.end(self._leaders, grace)
-        await process.wait_exit()
-
-    def _process_closed(self, process: ManagedProcess) -> None:
-        """Begin the retention of a process. Not before: a child that holds its streams would die of SIGPIPE."""
-        if process.tree.cgroup is not None:
-            process.tree.cgroup.remove()
-        self.retention.keep(process)
-
-    def _jobs(self) -> Iterable[Job]:
-        return (*self._processes.values(), *self.shells.logged())
-
-    def _forget(self, process: ManagedProcess) -> None:
-        process.discard()
-        self._processes.pop(process.spec.process_id, None)
-        self.terminals.forget(process.spec.process_id)
-
     def is_known(self, process_id: str) -> bool:
-        return process_id in self._processes
+        return self.processes.get(process_id) is not None
 
     def is_running(self, process_id: str) -> bool:
-        process = self._processes.get(process_id)
+        process = self.processes.get(process_id)
         return process is not None and process.running
 
     def bound_processes(self) -> builtins.list[str]:
         """The running processes that end with the connection that started them."""
-        running = (process for process in self._processes.values() if process.running)
+        running = (process for process in self.processes.all() if process.running)
         return [process.process_id for process in running if process.spec.lifetime == "connection"]
 
     async def write_in_place(self, path: str, file_id: str, offset: int, data: bytes) -> None:

@@ -14,7 +14,7 @@ from holdfast.sandboxes.install.requirements import version_numbers
 from holdfast.sandboxes.polling import POLL_SECONDS, PolledConnection
 from holdfast.sandboxes.target import CommandTarget, SandboxTarget
 from holdfast.types import ExitStatus
-from holdfast.wire import messages as m, methods
+from holdfast.wire import messages as m
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ async def _shut_down_if_old(connection: ChannelConnection) -> bool:
     except HoldfastError:
         is_idle = False  # too old to report its status
     if is_idle:
-        await connection.call(methods.SERVER_SHUTDOWN, m.ShutdownParams())
+        await connection.call(m.SERVER_SHUTDOWN, m.ShutdownParams())
         await connection.aclose()
     else:
         log.warning("%s: the server has version %s and is busy; it is not replaced", connection.address, version)

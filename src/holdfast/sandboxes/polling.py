@@ -19,7 +19,7 @@ from holdfast.sandboxes.host_command import run_host_command
 from holdfast.sandboxes.install.installation import MISSING
 from holdfast.sandboxes.target import CommandTarget, environment
 from holdfast.types import MAX_MESSAGE_BYTES, OutputChunk, ReadResult
-from holdfast.wire import messages as m, methods
+from holdfast.wire import messages as m
 from holdfast.wire.codec import Codec
 from holdfast.wire.methods import Notification, WireMethod
 from holdfast.wire.peer import OnReply, Peer
@@ -67,7 +67,7 @@ class PolledConnection(ClientConnection):
         return True
 
     async def open(self) -> None:
-        await self.call(methods.PING, m.Empty())
+        await self.call(m.PING, m.Empty())
 
     def begin(self, method: WireMethod[P, R], params: P) -> PendingCall[R]:
         call = self.new_call(method, params)
@@ -180,7 +180,7 @@ class PolledConnection(ClientConnection):
             await self._until_there(reader, start)
             while True:
                 params = m.ReadParams(reader.process_id, after_seq, POLL_BYTES, int(POLL_SECONDS * 1000), reader.id)
-                result = await self.call(methods.PROCESS_READ, params)
+                result = await self.call(m.PROCESS_READ, params)
                 exit_seq, close_seq = ends_in(result, after_seq, exit_sent=exit_sent)
                 for chunk in result.chunks:
                     if exit_seq is not None and not exit_sent and chunk.seq > exit_seq:
@@ -214,7 +214,7 @@ class PolledConnection(ClientConnection):
             await asyncio.wait((start.future,), timeout=pause)
         while not start.future.done():
             try:
-                await self.call(methods.PROCESS_READ, m.ReadParams(reader.process_id, 0, 1))
+                await self.call(m.PROCESS_READ, m.ReadParams(reader.process_id, 0, 1))
             except UnknownProcess:
                 await asyncio.wait((start.future,), timeout=pause)
             else:
@@ -223,7 +223,7 @@ class PolledConnection(ClientConnection):
     async def _send_exit(self, reader: Subscription, seq: int, result: ReadResult) -> bool:
         signal = None
         with contextlib.suppress(UnknownProcess):  # a command in a shell, which no signal ends
-            signal = (await self.call(methods.PROCESS_WAIT, m.WaitParams(reader.process_id, 0))).signal
+            signal = (await self.call(m.PROCESS_WAIT, m.WaitParams(reader.process_id, 0))).signal
         code = 255 if result.exit_code is None else result.exit_code
         denied = result.sandbox_denied
         reader.exited(m.ExitedParams(code, signal, process_id=reader.process_id, seq=seq, sandbox_denied=denied))

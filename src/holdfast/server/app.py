@@ -254,7 +254,7 @@ async def _serve(
     recovery = None if keeper_fd is None else Recovery(keeper_fd, config, home, ClientSessionReplay)
     durability = None if recovery is None else recovery.durability
     exec_ = LocalExec(config, adopt_orphans=True, open_files=open_files, durability=durability)
-    exec_.keep_to_ourselves(map(os.path.dirname, paths))
+    exec_.processes.keep_to_ourselves(map(os.path.dirname, paths))
     server = Server(exec_, recovery)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stopping.set)

@@ -18,7 +18,7 @@ from holdfast.errors import UnknownProcess, UnknownShell
 from holdfast.runtime.durability.ledger import AnyLedger
 from holdfast.server.client_session_records import SessionEnded, SessionOpened, SessionShell, SessionStarted
 from holdfast.types import ClientInfo
-from holdfast.wire import methods as w
+from holdfast.wire import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +40,7 @@ class ResumePoint(NamedTuple):
 
 Takeover = Callable[[], ResumePoint]
 #: Methods that only observe the server.
-_OBSERVING = frozenset({w.PING.name, w.ENVIRONMENT_STATUS.name, w.ENVIRONMENT_INFO.name})
+_OBSERVING = frozenset({m.PING.name, m.ENVIRONMENT_STATUS.name, m.ENVIRONMENT_INFO.name})
 
 
 class ClientState:

@@ -31,16 +31,16 @@ from holdfast.server.outbox import Outbox
 from holdfast.transport.multiplexer import AlternatingSource, StreamLimits, StreamMultiplexer
 from holdfast.wire.codec import Codec, Id
 from holdfast.wire.framing import Oversized
-from holdfast.wire.messages import Empty, InitializeParams, InitializeResult
-from holdfast.wire.methods import (
+from holdfast.wire.messages import (
     INITIALIZE,
     INITIALIZED,
     PROCESS_CREDIT,
-    PROTOCOL_VERSION,
     REQUEST_CANCEL,
-    Notification,
-    P,
+    Empty,
+    InitializeParams,
+    InitializeResult,
 )
+from holdfast.wire.methods import PROTOCOL_VERSION, Notification, P
 from holdfast.wire.peer import IncomingNotification, IncomingRequest, Peer
 
 if TYPE_CHECKING:

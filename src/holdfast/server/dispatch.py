@@ -36,9 +36,10 @@ from holdfast.types import (
     TerminalSize,
     UsageSample,
 )
-from holdfast.wire import messages as m, methods as w
+from holdfast.wire import messages as m
 from holdfast.wire.codex_messages import CodexCapabilities
 from holdfast.wire.paths import encode_uri
+from holdfast.wire.table import methods
 
 if TYPE_CHECKING:
     from holdfast.runtime.process.input import InputQueue
@@ -81,7 +82,7 @@ class Dispatcher:
             "stream": StreamMethods(),
             "exec_remote": ExecRemoteMethods(exec_),
         }
-        rows = [method for method in w.methods().values() if method.name != w.INITIALIZE.name]
+        rows = [method for method in methods().values() if method.name != m.INITIALIZE.name]
         self.methods = {method.name: (method, _handler(families, method.name)) for method in rows}
 
 

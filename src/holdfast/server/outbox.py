@@ -18,8 +18,15 @@ from holdfast.runtime.output.reader import Reader
 from holdfast.transport.channel import Channel, SpoolFrame
 from holdfast.types import OutputGap
 from holdfast.wire.codec import Codec
-from holdfast.wire.messages import ClosedParams, ExitedParams, OutputParams, SubscribeSpec
-from holdfast.wire.methods import PROCESS_CLOSED, PROCESS_EXITED, PROCESS_OUTPUT
+from holdfast.wire.messages import (
+    PROCESS_CLOSED,
+    PROCESS_EXITED,
+    PROCESS_OUTPUT,
+    ClosedParams,
+    ExitedParams,
+    OutputParams,
+    SubscribeSpec,
+)
 
 #: The largest frame of output. A control message waits behind at most one frame.
 FRAME_BYTES: Final = 1024 * 1024

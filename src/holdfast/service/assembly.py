@@ -135,7 +135,6 @@ class ServiceReplica:
             parts.callback(claim_file(str(store.database.url.database)).close)
             # The claim on the file proves that the replicas of these leases have exited.
             await store.release_all()
-        token = await agents.make_first_operator(store)
         manager = await self._sessions(store)
         housekeeping = Housekeeping(store, self.readiness, clock, settings, self._sandboxes)
         housekeeping.start()
@@ -148,6 +147,8 @@ class ServiceReplica:
         started = await self._fronts(Handler(manager, views, previews=self._previews), admission)
         if self._previews is not None:
             started = replace(started, preview=await self._preview_front(self._previews))
+        # The last step that can fail: the caller prints the token, and no later start can.
+        token = await agents.make_first_operator(store)
         self.readiness.set("service")
         return replace(started, store=store.database.location, operator_token=token)
 

@@ -5,7 +5,7 @@ Times are seconds since 1970. `fronts` converts these types to and from the mess
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -71,18 +71,25 @@ class Caller(ServiceStruct, frozen=True):
 SessionUser = Literal["auto", "own", "server"]
 
 
+#: How the rules may write a limit: bytes also as text such as "512M", "4GiB" (`holdfast.sizes`), and each as
+#: "unlimited", which is None.
+Bytes = Annotated[int | None, msgspec.Meta(extra={"unit": "bytes"})]
+Count = Annotated[int | None, msgspec.Meta(extra={"unit": "count"})]
+Cores = Annotated[float | None, msgspec.Meta(extra={"unit": "cores"})]
+
+
 class Resources(ServiceStruct, frozen=True):
-    """Limits of one session with all its processes. None is no limit."""
+    """Limits of one session with all its processes, in the rules, in requests and in policies. None is no limit."""
 
     #: CPU cores that the session may use at a time.
-    cpu_cores: float | None = None
+    cpu_cores: Cores = None
     #: CPU time of one process.
-    cpu_seconds: int | None = None
-    memory_bytes: int | None = None
-    processes: int | None = None
+    cpu_seconds: Count = None
+    memory_bytes: Bytes = None
+    processes: Count = None
     #: Output of the session in its lifetime.
-    output_bytes: int | None = None
-    file_size_bytes: int | None = None
+    output_bytes: Bytes = None
+    file_size_bytes: Bytes = None
 
 
 class SessionPolicy(ServiceStruct, frozen=True):

@@ -22,7 +22,7 @@ from holdfast.sync.handles import ExecRemoteProcess, HostService, Process, Shell
 from holdfast.sync.sandbox import Sandbox, UnifiedExec, connect
 
 if TYPE_CHECKING:
-    from holdfast.service.client.blocking import ServiceClient
+    from holdfast.service.client.service_client import BlockingServiceClient as ServiceClient
 
 __all__ = [
     "Bridge",
@@ -48,7 +48,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Imported on first use: the client of the service is made of parts of this package.
     if name == "ServiceClient":
-        from holdfast.service.client.blocking import ServiceClient
+        from holdfast.service.client.service_client import BlockingServiceClient
 
-        return ServiceClient
+        return BlockingServiceClient
     raise AttributeError(f"module 'holdfast.sync' has no attribute {name!r}")

@@ -19,8 +19,9 @@ from typing import Final, NamedTuple
 from holdfast.errors import InvalidParams, LimitReached
 from holdfast.transport.channel import Channel, Source, SpoolFrame
 from holdfast.transport.sockets import Acceptor, reset
-from holdfast.wire import methods as w, stream_messages as s
+from holdfast.wire import stream_messages as s
 from holdfast.wire.codec import Codec
+from holdfast.wire.methods import Notification, P
 from holdfast.wire.peer import IncomingNotification
 
 log = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ class SocketStream:
             return 0
         self._taken += sent
         if self._taken * 4 >= self.window and not self.received_end:
-            self._streams.notify(w.STREAM_CREDIT, s.StreamCreditParams(self.id, self._taken))
+            self._streams.notify(s.STREAM_CREDIT, s.StreamCreditParams(self.id, self._taken))
             self.room += self._taken
             self._taken = 0
         return sent
@@ -254,7 +255,7 @@ class StreamMultiplexer:
         if id in self._opening:
             self._opening.discard(id)
             if reason:
-                self.notify(w.STREAM_RESET, s.StreamResetParams(id, reason))
+                self.notify(s.STREAM_RESET, s.StreamResetParams(id, reason))
 
     def attach(self, id: int, sock: socket.socket, *, owner: object = None) -> SocketStream | None:
         """Give a reserved stream its socket; None, and the socket is reset, if the stream has ended meanwhile."""
@@ -276,7 +277,7 @@ class StreamMultiplexer:
         """Reset both ends of a stream."""
         if not stream.closed:
             self._drop(stream, orderly=False)
-            self.notify(w.STREAM_RESET, s.StreamResetParams(stream.id, reason))
+            self.notify(s.STREAM_RESET, s.StreamResetParams(stream.id, reason))
 
     def fail_owned(self, owner: object, reason: str) -> None:
         """Reset both ends of the streams of one owner."""
@@ -313,7 +314,7 @@ class StreamMultiplexer:
                 return
             stream = self.attach(self._last_accepted, connection)
             assert stream is not None
-            self.notify(w.STREAM_ACCEPTED, s.StreamAcceptedParams(name, stream.id, stream.window))
+            self.notify(s.STREAM_ACCEPTED, s.StreamAcceptedParams(name, stream.id, stream.window))
 
         acceptor = self._acceptors[name] = Acceptor(sock, accepted)
         return acceptor.address
@@ -339,7 +340,7 @@ class StreamMultiplexer:
 
     # --- messages ------------------------------------------------------------------------------------------------
 
-    def notify(self, notification: w.Notification[w.P], params: w.P) -> None:
+    def notify(self, notification: Notification[P], params: P) -> None:
         if not self.closed:
             self._channel.send(self._codec.notification(notification.name, params))
 
@@ -349,25 +350,25 @@ class StreamMultiplexer:
         Messages of a stream that has ended here are ignored.
         """
         name = notice.method
-        if name == w.STREAM_DATA.name:
+        if name == s.STREAM_DATA.name:
             data = self._codec.decode_body(notice.params, s.StreamDataParams, name)
             if (stream := self._streams.get(data.stream)) is not None:
                 self._data(stream, data.data)
-        elif name == w.STREAM_CREDIT.name:
+        elif name == s.STREAM_CREDIT.name:
             credit = self._codec.decode_body(notice.params, s.StreamCreditParams, name)
             if (stream := self._streams.get(credit.stream)) is not None:
                 stream.give_credit(credit.bytes)
-        elif name == w.STREAM_ENDED.name:
+        elif name == s.STREAM_ENDED.name:
             ended = self._codec.decode_body(notice.params, s.StreamEndedParams, name)
             if (stream := self._streams.get(ended.stream)) is not None:
                 stream.end()
-        elif name == w.STREAM_RESET.name:
+        elif name == s.STREAM_RESET.name:
             was_reset = self._codec.decode_body(notice.params, s.StreamResetParams, name)
             self._opening.discard(was_reset.stream)
             if (stream := self._streams.get(was_reset.stream)) is not None:
                 log.debug("stream %d was reset: %s", stream.id, was_reset.reason)
                 self._drop(stream, orderly=False)
-        elif name == w.STREAM_ACCEPTED.name:
+        elif name == s.STREAM_ACCEPTED.name:
             return self._peer_accepted(self._codec.decode_body(notice.params, s.StreamAcceptedParams, name))
         else:
             return False
@@ -393,7 +394,7 @@ class StreamMultiplexer:
             else:
                 call(accepted.stream, accepted.window)
                 return True
-        self.notify(w.STREAM_RESET, s.StreamResetParams(accepted.stream, reason))
+        self.notify(s.STREAM_RESET, s.StreamResetParams(accepted.stream, reason))
         return False
 
     # --- Source --------------------------------------------------------------------------------------------------
@@ -416,12 +417,12 @@ class StreamMultiplexer:
                 # Returned and not sent: a channel that pulls sends control messages only at the next wake.
                 self._drop(stream, orderly=False)
                 params = s.StreamResetParams(stream.id, str(error))
-                return self._codec.notification(w.STREAM_RESET.name, params)
+                return self._codec.notification(s.STREAM_RESET.name, params)
             if data:
-                return self._codec.notification(w.STREAM_DATA.name, s.StreamDataParams(stream.id, data))
+                return self._codec.notification(s.STREAM_DATA.name, s.StreamDataParams(stream.id, data))
             if data is not None:
                 self.close_if_over(stream)
-                return self._codec.notification(w.STREAM_ENDED.name, s.StreamEndedParams(stream.id))
+                return self._codec.notification(s.STREAM_ENDED.name, s.StreamEndedParams(stream.id))
         return None
 
     # --- the end -------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def check_address(address: StreamAddress, *, listens: bool = False) -> StreamAdd
         if not 0 < len(os.fsencode(address.path)) <= MAX_PATH_BYTES or "\0" in address.path:
             raise InvalidParams(f"address: {address.path!r}: a path of 1 to {MAX_PATH_BYTES} bytes")
     elif address.port is not None and not (0 if listens else 1) <= address.port <= 65_535:
-        raise InvalidParams(f"address: {address.port} is not a port")
+        raise InvalidParams(f"address: {address.port} is not a port from {0 if listens else 1} to 65535")
     return address
 
 

@@ -12,6 +12,7 @@ import hmac
 import http
 import ipaddress
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -256,7 +257,9 @@ async def dial(
     except InvalidHandshake as error:
         raise HandshakeFailed(f"{url}: {error}") from error
     except (OSError, TimeoutError) as error:
-        raise ConnectionLost(f"{url}: {error}") from error
+        # asyncio puts the address into the text of errno; errors of name resolution are negative.
+        number = error.errno or 0
+        raise ConnectionLost(f"{url}: {os.strerror(number) if number > 0 else error.strerror or error}") from error
     _set_nodelay(connection)
     channel = WebSocketChannel(connection, url, max_message_bytes)
     channel.start(receiver)

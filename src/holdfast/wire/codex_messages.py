@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.types import Struct
+from holdfast.wire.methods import Notification, WireMethod
 
 # --- HTTP requests from the sandbox ------------------------------------------------------------------------------
 
@@ -126,3 +127,12 @@ class CapabilitiesResult(Struct, frozen=True):
     plugins: tuple[Any, ...] = ()
     skills: tuple[Any, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+# --- rows of the method table -----------------------------------------------------------------------------------
+
+ENVIRONMENT_CONFIG_READ = WireMethod("environmentConfig/read", EnvironmentConfigReadParams, EnvironmentConfig)
+CAPABILITY_ROOTS = WireMethod("capabilityRoots/discoverV1", CapabilityRootsParams, CapabilityRootsResult)
+CAPABILITIES = WireMethod("capabilities/discoverV2", CapabilitiesParams, CapabilitiesResult)
+HTTP_REQUEST = WireMethod("http/request", HttpRequestParams, HttpRequestResult)
+HTTP_REQUEST_BODY_DELTA = Notification("http/request/bodyDelta", HttpBodyDelta, sender="server")

@@ -10,7 +10,18 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.types import DIRECTORY_PAGE, FILE_PIECE_BYTES, WATCH_EVENTS, Struct
+from holdfast.types import (
+    DIRECTORY_PAGE,
+    FILE_PIECE_BYTES,
+    WATCH_EVENTS,
+    DirPage,
+    FileInfo,
+    FilePiece,
+    Struct,
+    WatchRead,
+)
+from holdfast.wire.messages import Empty
+from holdfast.wire.methods import WireMethod
 
 
 class FileReadParams(Struct, frozen=True, omit_defaults=True):
@@ -275,3 +286,38 @@ class FsWatchMissingParams(Struct, frozen=True):
 
 class FsWatchMissingResult(Struct, frozen=True):
     watching: bool
+
+
+# --- rows of the method table -----------------------------------------------------------------------------------
+
+FILE_READ = WireMethod("file/read", FileReadParams, FilePiece)
+FILE_WRITE = WireMethod("file/write", FileWriteParams, FileWriteResult)
+FILE_COMMIT = WireMethod("file/commit", FileCommitParams, FileInfo)
+FILE_ABANDON = WireMethod("file/abandon", FileAbandonParams, Empty)
+FILE_STAT = WireMethod("file/stat", FileStatParams, FileInfo)
+FILE_LIST = WireMethod("file/list", FileListParams, DirPage)
+FILE_MAKE_DIR = WireMethod("file/makeDir", FileMakeDirParams, Empty)
+FILE_REMOVE = WireMethod("file/remove", FileRemoveParams, Empty)
+FILE_MOVE = WireMethod("file/move", FileMoveParams, Empty)
+FILE_COPY = WireMethod("file/copy", FileCopyParams, Empty)
+FILE_MAKE_LINK = WireMethod("file/makeLink", FileMakeLinkParams, Empty)
+FILE_SET_ATTRIBUTES = WireMethod("file/setAttributes", FileSetAttributesParams, Empty)
+FILE_REAL_PATH = WireMethod("file/realPath", FileRealPathParams, FileRealPathResult)
+FILE_WATCH = WireMethod("file/watch", FileWatchParams, Empty)
+FILE_READ_WATCH = WireMethod("file/readWatch", FileReadWatchParams, WatchRead)
+FILE_UNWATCH = WireMethod("file/unwatch", FileUnwatchParams, Empty)
+
+FS_READ_FILE = WireMethod("fs/readFile", FsPathParams, FsReadFileResult)
+FS_WRITE_FILE = WireMethod("fs/writeFile", FsWriteFileParams, Empty)
+FS_CREATE_DIRECTORY = WireMethod("fs/createDirectory", FsCreateDirectoryParams, Empty)
+FS_GET_METADATA = WireMethod("fs/getMetadata", FsPathParams, FsMetadata)
+FS_CANONICALIZE = WireMethod("fs/canonicalize", FsPathParams, FileRealPathResult)
+FS_READ_DIRECTORY = WireMethod("fs/readDirectory", FsPathParams, FsReadDirectoryResult)
+FS_REMOVE = WireMethod("fs/remove", FsRemoveParams, Empty)
+FS_COPY = WireMethod("fs/copy", FsCopyParams, Empty)
+FS_OPEN = WireMethod("fs/open", FsOpenParams, FsHandle)
+FS_READ_BLOCK = WireMethod("fs/readBlock", FsReadBlockParams, FsBlock)
+FS_CLOSE = WireMethod("fs/close", FsHandle, Empty)
+FS_WRITE_BLOCK = WireMethod("fs/writeBlock", FsWriteBlockParams, Empty)
+FS_WALK = WireMethod("fs/walk", FsWalkParams, FsWalkResult)
+FS_WATCH_MISSING = WireMethod("fs/watchMissing", FsWatchMissingParams, FsWatchMissingResult)

@@ -12,17 +12,28 @@ from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,
     CloseMode,
     CommandEnded,
+    EndedProcesses,
+    EnvironmentInfo,
     ExitStatus,
     JobsAtClose,
     ProcessInfo,
     ProcessSpec,
+    ReadResult,
     ReadUntil,
+    ServerStatus,
+    ShellSpec,
     ShellStatus,
+    Snapshot,
     Stream,
     Struct,
+    TerminalCommandEnded,
+    TerminalRead,
+    TerminalSpec,
     TerminalStatus,
     TerminalWait,
+    UsageSample,
 )
+from holdfast.wire.methods import Notification, WireMethod
 
 Encoding = Literal["json", "msgpack"]
 
@@ -205,59 +216,6 @@ class ShutdownParams(Struct, frozen=True):
     keep: bool = False
 
 
-# --- the exec_remote family: snake_case on the wire, as its callers expect -------------------------------------
-
-
-class Snake(Struct, frozen=True, rename=None):
-    """Base of the `exec_remote_*` messages."""
-
-
-class ExecRemoteStartParams(Snake, frozen=True):
-    command: str
-    input: str | None = None
-    cwd: str | None = None
-    env: dict[str, str] | None = None
-    user: str | None = None
-    #: Keep stdin open after `input` for `exec_remote_write_stdin`.
-    stdin_open: bool = False
-
-
-class ExecRemoteStartResult(Snake, frozen=True):
-    pid: int
-
-
-class ExecRemotePollParams(Snake, frozen=True):
-    """`ack_seq`: the `seq` of the last reply that arrived; output after it is sent again."""
-
-    pid: int
-    ack_seq: int | None = None
-    #: How long to wait for output or the end.
-    wait_ms: int = 0
-
-
-class ExecRemotePollResult(Snake, frozen=True, omit_defaults=True):
-    #: These have no defaults, so that they are always sent: foreign callers expect them.
-    state: Literal["running", "completed", "killed"]
-    stdout: str
-    stderr: str
-    seq: int
-    exit_code: int | None = None
-
-
-class ExecRemotePidParams(Snake, frozen=True):
-    pid: int
-
-
-class ExecRemoteWriteParams(Snake, frozen=True):
-    pid: int
-    data: str
-
-
-class ExecRemoteDone(Snake, frozen=True):
-    success: bool
-    message: str = ""
-
-
 # --- shells ----------------------------------------------------------------------------------------------------
 
 
@@ -412,111 +370,6 @@ class TerminalListResult(Struct, frozen=True):
     terminals: tuple[TerminalStatus, ...]
 
 
-# --- host calls ------------------------------------------------------------------------------------------------
-
-
-class HostCallBegun(Struct, frozen=True, tag="called", tag_field="kind"):
-    """A program in the sandbox calls; the host answers under `call_id`."""
-
-    seq: int
-    call_id: str
-    method: str
-    body: bytes
-
-
-class HostCallCancelled(Struct, frozen=True, tag="cancelled", tag_field="kind"):
-    """The caller has disconnected, or cancelled the call."""
-
-    seq: int
-    call_id: str
-
-
-HostCallEvent = HostCallBegun | HostCallCancelled
-
-
-class HostOfferParams(Struct, frozen=True, omit_defaults=True):
-    """Offer `service`; callers need the instance, which is a hash of `key`.
-
-    A long poll: the reply has the events after `after_seq`, and acknowledges those up to it.
-    """
-
-    service: str
-    key: str
-    #: From the last reply; it changes when the server restarts, and `seq` then begins again.
-    epoch: str = ""
-    after_seq: int = 0
-    wait_ms: int = 0
-
-
-class HostOfferResult(Struct, frozen=True):
-    epoch: str
-    events: tuple[HostCallEvent, ...]
-
-
-class HostAnswerParams(Struct, frozen=True, omit_defaults=True):
-    """The next pieces of an answer, numbered from 1, so that a repeated request adds them once."""
-
-    call_id: str
-    key: str
-    #: The number of the first piece.
-    seq: int
-    data: bytes = b""
-    #: Further pieces of the same message.
-    more: tuple[bytes, ...] = ()
-    end: bool = False
-    #: Ends the answer with an error for the caller.
-    error: HostCallFailure | None = None
-
-
-class HostCallFailure(Struct, frozen=True):
-    code: int
-    message: str
-
-
-class HostAnswerResult(Struct, frozen=True):
-    """Sent once there is room for the next piece. `wanted` is false if the caller is gone."""
-
-    wanted: bool
-
-
-class HostWithdrawParams(Struct, frozen=True):
-    service: str
-    key: str
-
-
-class HostCallParams(Struct, frozen=True, omit_defaults=True):
-    """Call a service of the host. The reply waits up to `wait_ms` for the first pieces of the answer."""
-
-    service: str
-    instance: str
-    method: str
-    body: bytes = b""
-    wait_ms: int = 0
-    #: Chosen by the caller, so that it can cancel before the first reply. None: the server chooses.
-    call_id: str | None = None
-
-
-class HostReceiveParams(Struct, frozen=True, omit_defaults=True):
-    """Request the pieces after `after_seq`, and acknowledge those up to it."""
-
-    call_id: str
-    after_seq: int = 0
-    wait_ms: int = 0
-
-
-class HostAnswerPieces(Struct, frozen=True, omit_defaults=True):
-    """Pieces of an answer; `seq` is the number of the last. A failed answer is an error reply instead."""
-
-    call_id: str
-    seq: int
-    pieces: tuple[bytes, ...] = ()
-    ended: bool = False
-
-
-class HostCancelParams(Struct, frozen=True):
-    call_id: str
-
-
 # --- notifications ---------------------------------------------------------------------------------------------
 
 
@@ -548,3 +401,55 @@ class ClosedParams(Struct, frozen=True):
     process_id: str
     seq: int
     subscription: str | None = None
+
+
+# --- rows of the method table -----------------------------------------------------------------------------------
+
+INITIALIZE = WireMethod("initialize", InitializeParams, InitializeResult)
+PING = WireMethod("ping", Empty, Empty)
+ENVIRONMENT_INFO = WireMethod("environment/info", Empty, EnvironmentInfo)
+ENVIRONMENT_STATUS = WireMethod("environment/status", Empty, ServerStatus)
+SERVER_SHUTDOWN = WireMethod("server/shutdown", ShutdownParams, Empty)
+
+PROCESS_START = WireMethod("process/start", StartParams, StartResult)
+PROCESS_READ = WireMethod("process/read", ReadParams, ReadResult)
+PROCESS_WRITE = WireMethod("process/write", WriteParams, WriteResult)
+PROCESS_CLOSE_STDIN = WireMethod("process/closeStdin", ProcessParams, Empty)
+PROCESS_RESIZE = WireMethod("process/resize", ResizeParams, Empty)
+PROCESS_SIGNAL = WireMethod("process/signal", SignalParams, Empty)
+PROCESS_TERMINATE = WireMethod("process/terminate", TerminateParams, TerminateResult)
+PROCESS_WAIT = WireMethod("process/wait", WaitParams, WaitResult)
+PROCESS_ENDED = WireMethod("process/ended", EndedParams, EndedProcesses)
+PROCESS_SNAPSHOT = WireMethod("process/snapshot", ProcessParams, Snapshot)
+PROCESS_DESCRIBE = WireMethod("process/describe", ProcessParams, ProcessInfo)
+PROCESS_LIST = WireMethod("process/list", Empty, ListResult)
+PROCESS_USAGE = WireMethod("process/usage", UsageParams, UsageSample)
+PROCESS_FORGET = WireMethod("process/forget", ProcessParams, Empty)
+PROCESS_SUBSCRIBE = WireMethod("process/subscribe", SubscribeParams, Empty)
+PROCESS_UNSUBSCRIBE = WireMethod("process/unsubscribe", UnsubscribeParams, Empty)
+PORT_WAIT = WireMethod("port/wait", WaitForPortParams, Empty)
+
+SHELL_OPEN = WireMethod("shell/open", ShellSpec, ShellStatus)
+SHELL_RUN = WireMethod("shell/run", ShellRunParams, ShellRunResult)
+SHELL_START = WireMethod("shell/start", ShellStartParams, ProcessInfo)
+SHELL_INTERRUPT = WireMethod("shell/interrupt", ShellInterruptParams, ShellInterruptResult)
+SHELL_CLOSE = WireMethod("shell/close", ShellCloseParams, Empty)
+SHELL_DESCRIBE = WireMethod("shell/describe", ShellParams, ShellStatus)
+SHELL_LIST = WireMethod("shell/list", Empty, ShellListResult)
+
+TERMINAL_OPEN = WireMethod("terminal/open", TerminalSpec, TerminalStatus)
+TERMINAL_READ = WireMethod("terminal/read", TerminalReadParams, TerminalRead)
+TERMINAL_RUN = WireMethod("terminal/run", TerminalRunParams, TerminalCommandEnded)
+TERMINAL_WITHDRAW = WireMethod("terminal/withdraw", TerminalWithdrawParams, Empty)
+TERMINAL_KEYS = WireMethod("terminal/keys", TerminalKeysParams, Empty)
+TERMINAL_WAIT = WireMethod("terminal/wait", TerminalWaitParams, TerminalWaitResult)
+TERMINAL_CLOSE = WireMethod("terminal/close", TerminalCloseParams, TerminalStatus)
+TERMINAL_DESCRIBE = WireMethod("terminal/describe", TerminalParams, TerminalStatus)
+TERMINAL_LIST = WireMethod("terminal/list", Empty, TerminalListResult)
+
+INITIALIZED = Notification("initialized", Empty, sender="client")
+REQUEST_CANCEL = Notification("request/cancel", CancelParams, sender="client")
+PROCESS_CREDIT = Notification("process/credit", CreditParams, sender="client")
+PROCESS_OUTPUT = Notification("process/output", OutputParams, sender="server")
+PROCESS_EXITED = Notification("process/exited", ExitedParams, sender="server")
+PROCESS_CLOSED = Notification("process/closed", ClosedParams, sender="server")

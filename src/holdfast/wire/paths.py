@@ -7,6 +7,7 @@ So every `file:` URI of this machine is also a path, and the Codex client sends 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Final, TypeVar
 from urllib.parse import quote, unquote_to_bytes
@@ -14,11 +15,13 @@ from urllib.parse import quote, unquote_to_bytes
 import msgspec
 
 from holdfast.errors import InvalidParams
-from holdfast.types import DirEntry, FileInfo, WatchEvent, WatchRead
 
-Info = TypeVar("Info", bound=FileInfo)
+Message = TypeVar("Message", bound=msgspec.Struct)
 
 SCHEME: Final = "file:"
+#: Fields of the `file/*` messages that hold a path or a name, and those that hold messages with such fields.
+_PATHS: Final = frozenset(("path", "source", "target", "after", "name", "old_name"))
+_PARTS: Final = frozenset(("entries", "events"))
 
 
 def encode_path(path: str) -> str:
@@ -57,19 +60,18 @@ def encode_uri(path: str) -> str:
     return "file://" + quote(path.encode(errors="surrogateescape"), safe="/")
 
 
-def map_paths(info: Info, code: Callable[[str], str]) -> Info:
-    """`info` with its file name and link target passed through `encode_path` or `decode_path`."""
-    changed = {} if info.target is None else {"target": code(info.target)}
-    if isinstance(info, DirEntry):
-        changed["name"] = code(info.name)
-    return msgspec.structs.replace(info, **changed) if changed else info
+def map_paths(message: Message, code: Callable[[str], str]) -> Message:
+    """A message of `file/*` with its paths and names passed through `encode_path` or `decode_path`."""
+    changed: dict[str, object] = {}
+    for field in _coded_fields(type(message)):
+        value = getattr(message, field)
+        if isinstance(value, str):
+            changed[field] = code(value)
+        elif isinstance(value, tuple):
+            changed[field] = tuple(map_paths(each, code) for each in value)
+    return msgspec.structs.replace(message, **changed) if changed else message
 
 
-def map_event_paths(read: WatchRead, code: Callable[[str], str]) -> WatchRead:
-    """`read` with the names of its events passed through `encode_path` or `decode_path`."""
-
-    def mapped(event: WatchEvent) -> WatchEvent:
-        old_name = None if event.old_name is None else code(event.old_name)
-        return msgspec.structs.replace(event, name=code(event.name), old_name=old_name)
-
-    return WatchRead(tuple(map(mapped, read.events)), read.ended)
+@functools.cache
+def _coded_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    return tuple(name for name in kind.__struct_fields__ if name in _PATHS or name in _PARTS)

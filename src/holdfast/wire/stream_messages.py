@@ -7,6 +7,8 @@ accepted it on behalf of the client. Each side sends only as many bytes as the o
 from __future__ import annotations
 
 from holdfast.types import Struct
+from holdfast.wire.messages import Empty
+from holdfast.wire.methods import Notification, WireMethod
 
 
 class StreamAddress(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -91,3 +93,17 @@ class StreamResetParams(Struct, frozen=True, omit_defaults=True):
 
     stream: int
     reason: str = ""
+
+
+# --- rows of the method table -----------------------------------------------------------------------------------
+
+STREAM_OPEN = WireMethod("stream/open", StreamOpenParams, StreamOpenResult)
+STREAM_DIAL = WireMethod("stream/dial", StreamDialParams, Empty)
+STREAM_LISTEN = WireMethod("stream/listen", StreamListenParams, StreamListenResult)
+STREAM_UNLISTEN = WireMethod("stream/unlisten", StreamUnlistenParams, Empty)
+
+STREAM_ACCEPTED = Notification("stream/accepted", StreamAcceptedParams, sender="server")
+STREAM_DATA = Notification("stream/data", StreamDataParams, sender="both")
+STREAM_CREDIT = Notification("stream/credit", StreamCreditParams, sender="both")
+STREAM_ENDED = Notification("stream/ended", StreamEndedParams, sender="both")
+STREAM_RESET = Notification("stream/reset", StreamResetParams, sender="both")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
-import pytest_asyncio
-from inspect_ai.util import SandboxEnvironment
 from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 
-from holdfast.integrations.inspect_ai import Config, HoldfastSandbox
+from holdfast.integrations.inspect_ai import Config
 from tests.support.engines import Missing, docker_engine, podman_engine
 from tests.support.inspect_root import inspect_root
+from tests.support.inspect_self_check import made_of, sandbox_env  # noqa: F401
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 IMAGE = "hf-inspect"
@@ -25,7 +24,10 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(scope="module")
+made = made_of(CONFIGS)
+
+
+@pytest.fixture(scope="module", autouse=True)
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     root = inspect_root(tmp_path_factory.mktemp("image") / "root")
     try:
@@ -38,19 +40,3 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             yield
     except Missing as missing:
         pytest.skip(str(missing))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=CONFIGS)
-async def made(request: pytest.FixtureRequest, engines: None) -> AsyncIterator[SandboxEnvironment]:
-    config = CONFIGS[request.param]
-    await HoldfastSandbox.task_init("self-check", config)
-    environments = await HoldfastSandbox.sample_init("self-check", config, {})
-    try:
-        yield environments["default"]
-    finally:
-        await HoldfastSandbox.sample_cleanup("self-check", config, environments, False)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def sandbox_env(made: SandboxEnvironment) -> SandboxEnvironment:
-    return made

@@ -48,7 +48,8 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
     ("arguments", "code", "named"),
     [
         (["fly"], 2, "'fly'"),
-        (["kil"], 2, "no verb 'kil'; did you mean `holdfast kill`?"),
+        (["kil"], 2, "no verb 'kil'; did you mean `holdfast kill`? `holdfast --help` lists all verbs"),
+        (["audit", "check"], 2, "no sub-verb 'check'; sub-verbs: verify"),
         (["exec", "ls"], 2, "holdfast run -- ls"),
         (["exec", "ls", "-l", "a b"], 2, "holdfast run -- ls -l 'a b'"),
         (["ps", "--colour"], 2, "--colour"),
@@ -67,16 +68,30 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         (["serve", "--config", "/nonexistent.toml"], 1, "/nonexistent.toml"),
         (["serve", "--token-file", "/nonexistent"], 1, "/nonexistent"),
         (["serve", "--allow-direct-exec", "perhaps"], 2, "perhaps"),
+        (["serve", "--colour"], 2, "--colour. See `holdfast serve --help`"),
+        (["egress", "--colour"], 2, "--colour"),
+        (["egress"], 2, "--socket"),
+        (["forward", "80:1:2:3"], 1, "'80:1:2': not a port, HOST:PORT, [IPV6]:PORT or unix:PATH"),
+        (["forward", "99999"], 1, "99999 is not a port from 1 to 65535"),
+        (["bundle", "--no-interpreter", "--output", "/nonexistent/made"], 1, "/nonexistent/made: No such file"),
+        (["bridge", "--upstream", "nowhere", "--", "true"], 125, "'nowhere': must be http"),
+        (["ps", "--sandbox", "ws://127.0.0.1:9"], 1, "ws://127.0.0.1:9: Connection refused"),
+        (["session", "list"], 1, "no token: set HOLDFAST_SERVICE_TOKEN, or name its file (--token-file)"),
     ],
 )
 def test_wrong_usage_is_told_on_stderr_and_names_the_thing(
-    arguments: list[str], code: int, named: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    code: int,
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("HOLDFAST_SERVICE_TOKEN", raising=False)
     assert main(arguments) == code
     reported = capsys.readouterr()
     assert reported.out == ""
     assert named in reported.err
-    assert "Traceback" not in reported.err
+    assert len(reported.err.splitlines()) == 1
 
 
 def test_serve_has_a_flag_for_each_setting() -> None:

@@ -45,9 +45,10 @@ from holdfast.types import (
     TerminalSize,
     TerminalStatus,
 )
-from holdfast.wire import messages as m, methods as w
+from holdfast.wire import host_call_messages as h, messages as m
 from holdfast.wire.framing import Oversized
 from holdfast.wire.peer import IncomingNotification, IncomingRequest, Peer
+from holdfast.wire.table import methods
 from tests.support.memory_channel import MemoryWire, memory_pair
 
 Notification = tuple[str, Any]
@@ -289,7 +290,7 @@ async def test_the_server_chooses_the_encoding(
 ) -> None:
     server.encoding = encoding
     await connection.open()
-    assert await connection.call(w.PING, m.Empty()) == m.Empty()
+    assert await connection.call(m.PING, m.Empty()) == m.Empty()
     assert server.ends[0].peer.codec.encoding == encoding
     assert connection.server is not None
     assert connection.server.encoding == encoding
@@ -348,12 +349,12 @@ async def test_calls_made_while_it_is_down_wait_for_it(
     server: FakeServer, connection: ChannelConnection, clock: FakeClock
 ) -> None:
     await connection.open()
-    await connection.call(w.PING, m.Empty())
+    await connection.call(m.PING, m.Empty())
     server.unreachable = ConnectionRefusedError(111, "refused")
     server.wires[0].cut()
     await settle()
     assert not connection.connected
-    call = asyncio.create_task(connection.call(w.PING, m.Empty()))
+    call = asyncio.create_task(connection.call(m.PING, m.Empty()))
     await clock.advance(3)
     assert not call.done()
     server.unreachable = None
@@ -365,7 +366,7 @@ async def test_waits_between_attempts_double_up_to_a_limit(
     server: FakeServer, connection: ChannelConnection, clock: FakeClock
 ) -> None:
     await connection.open()
-    await connection.call(w.PING, m.Empty())
+    await connection.call(m.PING, m.Empty())
     server.unreachable = ConnectionRefusedError(111, "refused")
     server.wires[0].cut()
     await settle()
@@ -388,7 +389,7 @@ async def test_after_the_deadline_everyone_is_told_the_address_and_the_cause(
     server.logs["p"].print(b"kept")
     reading = asyncio.create_task(collect(stream))
     server.silent.add("ping")
-    call = asyncio.create_task(connection.call(w.PING, m.Empty()))
+    call = asyncio.create_task(connection.call(m.PING, m.Empty()))
     await settle()
     server.unreachable = ConnectionRefusedError(111, "nobody there")
     server.wires[0].cut()
@@ -399,7 +400,7 @@ async def test_after_the_deadline_everyone_is_told_the_address_and_the_cause(
         with pytest.raises(ConnectionLost, match=r"memory: .*60 s.*nobody there"):
             await waiting
     with pytest.raises(ConnectionLost, match="nobody there"):
-        await connection.call(w.PING, m.Empty())
+        await connection.call(m.PING, m.Empty())
     with pytest.raises(ConnectionLost, match="nobody there"):
         await collect(RemoteExec(connection).events("p"))
 
@@ -408,7 +409,7 @@ async def test_without_a_deadline_a_break_is_told_at_once(server: FakeServer) ->
     connection = ChannelConnection(server.dial, address="memory", reconnect_deadline=0)
     await connection.open()
     server.silent.add("ping")
-    call = asyncio.create_task(connection.call(w.PING, m.Empty()))
+    call = asyncio.create_task(connection.call(m.PING, m.Empty()))
     await settle()
     server.wires[0].cut()
     with pytest.raises(ConnectionLost, match="cut"):
@@ -420,7 +421,7 @@ async def test_without_a_deadline_a_break_is_told_at_once(server: FakeServer) ->
 async def test_a_refusal_on_the_way_back_is_final(server: FakeServer, connection: ChannelConnection) -> None:
     await connection.open()
     server.silent.add("ping")
-    call = asyncio.create_task(connection.call(w.PING, m.Empty()))
+    call = asyncio.create_task(connection.call(m.PING, m.Empty()))
     await settle()
     server.refusal = Unauthorized("the token was changed")
     server.wires[0].cut()
@@ -434,7 +435,7 @@ async def test_a_request_that_breaks_every_channel_does_not_go_on_for_ever(
 ) -> None:
     await connection.open()
     server.poison.add("environment/info")
-    call = asyncio.create_task(connection.call(w.ENVIRONMENT_INFO, m.Empty()))
+    call = asyncio.create_task(connection.call(m.ENVIRONMENT_INFO, m.Empty()))
     await clock.advance(120)
     with pytest.raises(ConnectionLost, match="60 s"):
         await call
@@ -446,13 +447,13 @@ async def test_a_cancelled_call_is_forgotten_and_not_sent_again(
 ) -> None:
     await connection.open()
     server.silent.add("environment/info")
-    call = asyncio.create_task(connection.call(w.ENVIRONMENT_INFO, m.Empty()))
+    call = asyncio.create_task(connection.call(m.ENVIRONMENT_INFO, m.Empty()))
     await settle()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     server.wires[0].cut()
-    await connection.call(w.PING, m.Empty())
+    await connection.call(m.PING, m.Empty())
     assert server.requested("environment/info") == 1
     assert connection._peer.pending == 0
 
@@ -460,7 +461,7 @@ async def test_a_cancelled_call_is_forgotten_and_not_sent_again(
 async def test_closing_tells_whoever_waits(server: FakeServer, connection: ChannelConnection) -> None:
     await connection.open()
     server.silent.add("ping")
-    call = asyncio.create_task(connection.call(w.PING, m.Empty()))
+    call = asyncio.create_task(connection.call(m.PING, m.Empty()))
     await settle()
     await connection.aclose()
     with pytest.raises(ConnectionLost, match="closed"):
@@ -474,7 +475,7 @@ async def test_a_message_over_the_limit_fails_alone(server: FakeServer) -> None:
     await connection.open()
     with pytest.raises(MessageTooLarge, match=r"process/write.*1000"):
         await RemoteExec(connection).write("p", b"x" * 2000)
-    assert await connection.call(w.PING, m.Empty()) == m.Empty()
+    assert await connection.call(m.PING, m.Empty()) == m.Empty()
     await connection.aclose()
 
 
@@ -483,7 +484,7 @@ async def test_garbage_breaks_the_channel_and_not_the_call(
 ) -> None:
     await connection.open()
     server.silent.add("ping")
-    call = asyncio.create_task(connection.call(w.PING, m.Empty()))
+    call = asyncio.create_task(connection.call(m.PING, m.Empty()))
     await settle()
     server.silent.clear()
     server.ends[0].channel.send(b"\xc1\xc1\xc1")
@@ -509,7 +510,7 @@ async def test_an_undecodable_reply_fails_its_call_and_keeps_the_channel(
     server.silent.add("process/wait")
     await connection.open()
     other = asyncio.create_task(RemoteExec(connection).wait("p"))
-    call = asyncio.create_task(connection.call(w.ENVIRONMENT_INFO, m.Empty()))
+    call = asyncio.create_task(connection.call(m.ENVIRONMENT_INFO, m.Empty()))
     await settle()
     assert call.done()
     with pytest.raises(HandshakeFailed, match=r"^memory: the reply to environment/info"):
@@ -525,13 +526,13 @@ async def test_a_call_that_is_answered_with_garbage_every_time_ends(
 ) -> None:
     await connection.open()
     server.garbage["environment/info"] = b"\xc1\xc1\xc1"
-    call = asyncio.create_task(connection.call(w.ENVIRONMENT_INFO, m.Empty()))
+    call = asyncio.create_task(connection.call(m.ENVIRONMENT_INFO, m.Empty()))
     await clock.advance(10)
     assert call.done()
     with pytest.raises(HandshakeFailed, match=r"^memory: .*environment/info was sent 3 times"):
         await call
     assert server.dials == 4
-    assert await connection.call(w.PING, m.Empty()) == m.Empty()
+    assert await connection.call(m.PING, m.Empty()) == m.Empty()
 
 
 async def test_a_reader_whose_events_are_garbage_every_time_ends_though_calls_are_answered(
@@ -542,7 +543,7 @@ async def test_a_reader_whose_events_are_garbage_every_time_ends_though_calls_ar
     server.garbage["process/subscribe"] = b"\xc1\xc1\xc1"
     reading = asyncio.create_task(collect(RemoteExec(connection).events("p")))
     for _ in range(20):
-        await connection.call(w.PING, m.Empty())
+        await connection.call(m.PING, m.Empty())
         await clock.advance(1)
     assert reading.done()
     with pytest.raises(HandshakeFailed, match=r"^memory: .*process 'p' was read 3 times"):
@@ -559,7 +560,7 @@ async def test_a_server_that_closes_after_every_handshake_is_dialled_ever_more_r
     server.encoding = "json"
     await connection.open()
     server.silent.add("ping")
-    call = asyncio.create_task(connection.call(w.PING, m.Empty()))
+    call = asyncio.create_task(connection.call(m.PING, m.Empty()))
     await settle()
 
     def close_soon(wire: MemoryWire) -> None:
@@ -790,7 +791,7 @@ async def test_what_is_held_stays_bounded_over_many_breaks(
     await anext(stream)
     for _ in range(20):
         server.wires[-1].cut()
-        await connection.call(w.PING, m.Empty())
+        await connection.call(m.PING, m.Empty())
         await settle()
         assert stream._buffered <= 1500
     rest = await collect(stream)
@@ -978,8 +979,8 @@ async def _cancelled_out_of_reach(
     asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
     await connection.open()
     server.logs["p"] = Log()
-    server.silent.update(name for name in w.methods() if name.startswith(NEVER_ANSWERED))
-    server.once["service/offer"] = m.HostOfferResult("epoch", ())
+    server.silent.update(name for name in methods() if name.startswith(NEVER_ANSWERED))
+    server.once["service/offer"] = h.HostOfferResult("epoch", ())
     task = asyncio.create_task(operation(RemoteExec(connection)))
     await settle()
     assert not task.done()
@@ -1014,6 +1015,7 @@ async def test_closing_gives_up_clean_ups_of_a_server_that_stays_away(
     server: FakeServer,
     connection: ChannelConnection,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     operation: Operation,
     request_name: str,
 ) -> None:
@@ -1021,6 +1023,7 @@ async def test_closing_gives_up_clean_ups_of_a_server_that_stays_away(
     task, logged = await _cancelled_out_of_reach(server, connection, operation)
     assert task.done()
     await connection.aclose()
+    assert not request_name or "1 clean-ups of cancelled calls" in caplog.text
     await settle()
     assert asyncio.all_tasks() == {asyncio.current_task()}
     del task
@@ -1071,8 +1074,8 @@ async def test_no_more_than_so_many_wait_to_be_cleaned_up(
     server.wires[-1].cut()
     await settle()
     for _ in range(MAX_CLEAN_UPS):
-        assert not await connection.clean_up(connection.call(w.PING, m.Empty()))
+        assert not await connection.clean_up(connection.call(m.PING, m.Empty()))
     with pytest.raises(LimitReached, match=r"^memory: .*1000"):
-        await connection.clean_up(connection.call(w.PING, m.Empty()))
+        await connection.clean_up(connection.call(m.PING, m.Empty()))
     monkeypatch.setattr("holdfast.client.connection.connection.CLEAN_UP_SECONDS", 0.01)
     await connection.aclose()

@@ -14,7 +14,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from holdfast.client.connection.channel_connection import ChannelConnection
 from holdfast.client.dial import describe, dialer, open_connection
 from holdfast.errors import CommandNotFound, ConnectionLost, HandshakeFailed, InvalidParams, MessageTooLarge
-from holdfast.wire import messages as m, methods as w
+from holdfast.wire import messages as m
 
 SPEAKS = """
 import sys
@@ -84,7 +84,7 @@ async def test_half_a_surrogate_pair_in_a_reply_fails_the_call_on_the_first_chan
     async with await asyncio.start_unix_server(answer, path):
         connection = await open_connection(f"unix:{path}")
         with pytest.raises(HandshakeFailed, match=rf"^unix:{path}: the reply to environment/info"):
-            await connection.call(w.ENVIRONMENT_INFO, m.Empty())
+            await connection.call(m.ENVIRONMENT_INFO, m.Empty())
         await connection.aclose()
     assert dials == 1
 
@@ -108,7 +108,7 @@ async def test_a_reply_over_the_limit_of_a_websocket_fails_the_call_and_is_not_r
         connection = ChannelConnection(dialer(address, token="t", max_message_bytes=1000), address=address)
         await connection.open()
         with pytest.raises(MessageTooLarge, match=r"environment/info: ws://127\.0\.0\.1:.* over 1000 bytes"):
-            await connection.call(w.ENVIRONMENT_INFO, m.Empty())
-        assert await connection.call(w.PING, m.Empty()) == m.Empty()
+            await connection.call(m.ENVIRONMENT_INFO, m.Empty())
+        assert await connection.call(m.PING, m.Empty()) == m.Empty()
         await connection.aclose()
     assert requests.count("environment/info") == 1

@@ -18,8 +18,9 @@ from holdfast.integrations.e2b.application import Target, _RequestBody, parse_ho
 from holdfast.integrations.e2b.control.records import PUBLIC
 from holdfast.integrations.e2b.control.requests import NewSandbox, effective_network, parse_body
 from holdfast.integrations.e2b.control.templates import load_templates, parse_templates
-from holdfast.integrations.e2b.envd import connect_protocol as connect
+from holdfast.integrations.e2b.envd import connect_protocol as connect, processes
 from holdfast.integrations.e2b.envd.files import _bounded, _unzipped
+from holdfast.integrations.e2b.envd.messages import ProcessConfig, StartRequest
 from holdfast.integrations.e2b.envd.processes import _ended
 from holdfast.integrations.e2b.open_sandbox import deadline_of, process_id, tag_of
 from holdfast.integrations.e2b.ports.api import Ports
@@ -28,7 +29,7 @@ from holdfast.integrations.e2b.server import serving
 from holdfast.integrations.e2b.settings import KEY_VARIABLE, E2BSettings, Keyring, load_key
 from holdfast.service.fronts.previews.proxy import passed_headers
 from holdfast.service.problems import Invalid
-from holdfast.types import ExitStatus
+from holdfast.types import Exited, ExitStatus, ProcessSpec
 
 
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:
@@ -247,3 +248,35 @@ def test_errors_have_the_status_by_which_the_sdks_choose_a_class() -> None:
         assert (problem.status, problem.code) == (status, code)
     # The SDKs recognize a sandbox that has ended by these words.
     assert "was not found" in problem_of(errors.SandboxGone("x"), "id").message
+
+
+@pytest.mark.parametrize("milliseconds", ["1", "60000"])
+async def test_a_command_that_is_killed_at_its_deadline_has_timed_out(
+    monkeypatch: pytest.MonkeyPatch, milliseconds: str
+) -> None:
+    """The kill may end the command before the timer of its stream ends the stream."""
+
+    async def killed_at_once(opened: Any, spec: ProcessSpec) -> tuple[Any, AsyncIterator[Any]]:
+        async def events() -> AsyncIterator[Any]:
+            await asyncio.sleep(0.01)  # beyond a deadline of one millisecond
+            yield Exited(1, ExitStatus(137, "SIGKILL"))
+
+        return SimpleNamespace(id=spec.process_id, pid=7), events()
+
+    async def path(given: str, user: str) -> str:
+        return "/"
+
+    monkeypatch.setattr(processes, "_start", killed_at_once)
+    box = SimpleNamespace(variables={}, default_user=None)
+    opened: Any = SimpleNamespace(
+        box=box, ref=SimpleNamespace(id="a"), path=path, run_as=str, remember=id, ended=id
+    )
+    request = StartRequest(process=ProcessConfig(cmd="sleep"))
+    stream = processes.start(opened, request, "user", Headers({"connect-timeout-ms": milliseconds}))
+    if milliseconds == "1":
+        with pytest.raises(Problem) as raised:
+            [message async for message in stream]
+        assert raised.value.code == "deadline_exceeded"
+    else:
+        last = [message async for message in stream][-1]
+        assert last.message["event"]["end"]["status"] == "signal: killed"

@@ -12,10 +12,10 @@ from msgspec import UNSET, inspect as mi
 
 from holdfast import types as model
 from holdfast.errors import HoldfastError, InvalidParams, InvalidRequest, ParseError, UnknownProcess
-from holdfast.wire import codex_messages, file_messages, messages, stream_messages
+from holdfast.wire import messages
 from holdfast.wire.codec import Codec
-from holdfast.wire.messages import Encoding, OutputParams
-from holdfast.wire.methods import PROCESS_OUTPUT, methods, notifications
+from holdfast.wire.messages import PROCESS_OUTPUT, Encoding, OutputParams
+from holdfast.wire.table import FAMILIES, methods, notifications
 
 ENCODINGS: tuple[Encoding, ...] = ("json", "msgpack")
 #: Values that JSON and MessagePack both hold: text without lone surrogates, 64-bit integers.
@@ -26,7 +26,7 @@ integers = st.integers(-(2**63), 2**63 - 1)
 def structs() -> list[type[msgspec.Struct]]:
     found = {
         value
-        for module in (model, messages, codex_messages, file_messages, stream_messages)
+        for module in (model, *FAMILIES)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, msgspec.Struct) and value.__module__.startswith("holdfast")
     }

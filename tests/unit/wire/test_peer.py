@@ -17,8 +17,16 @@ from holdfast.errors import (
     error_classes,
 )
 from holdfast.wire.codec import Codec
-from holdfast.wire.messages import Empty, Encoding, ProcessParams, WaitParams, WaitResult
-from holdfast.wire.methods import PING, PROCESS_CLOSE_STDIN, PROCESS_WAIT
+from holdfast.wire.messages import (
+    PING,
+    PROCESS_CLOSE_STDIN,
+    PROCESS_WAIT,
+    Empty,
+    Encoding,
+    ProcessParams,
+    WaitParams,
+    WaitResult,
+)
 from holdfast.wire.peer import IncomingNotification, IncomingRequest, Peer
 
 

@@ -48,7 +48,7 @@ def run(verb: str, arguments: list[str]) -> int:
     if sub_verbs and arguments and not arguments[0].startswith("-"):
         sub_verb, *arguments = arguments
         if sub_verb not in sub_verbs:
-            hint = suggestion((sub_verb,), sub_verbs) or f"; there are {', '.join(sub_verbs)}"
+            hint = suggestion((sub_verb,), sub_verbs) or f"; sub-verbs: {', '.join(sub_verbs)}"
             complain(f"{verb}: no sub-verb {sub_verb!r}{hint}")
             return USAGE
         command, epilog = sub_verbs[sub_verb], ""

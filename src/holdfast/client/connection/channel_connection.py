@@ -29,7 +29,7 @@ from holdfast.transport.channel import Channel, Receiver
 from holdfast.transport.multiplexer import StreamMultiplexer
 from holdfast.transport.stream import StreamChannel
 from holdfast.types import MAX_MESSAGE_BYTES
-from holdfast.wire import messages as m, methods
+from holdfast.wire import messages as m
 from holdfast.wire.codec import Codec
 from holdfast.wire.framing import Oversized
 from holdfast.wire.methods import Notification, WireMethod
@@ -206,7 +206,7 @@ class ChannelConnection(ClientConnection):
         call.replied(result, error)
 
     def give_up(self, call: PendingCall[Any]) -> None:
-        self.notify(methods.REQUEST_CANCEL, m.CancelParams(call.id))
+        self.notify(m.REQUEST_CANCEL, m.CancelParams(call.id))
         self.forget(call)
 
     def forget(self, call: PendingCall[Any]) -> None:
@@ -250,13 +250,13 @@ class ChannelConnection(ClientConnection):
 
     def detach(self, id: str) -> None:
         self.readers.pop(id, None)
-        self._pass(methods.PROCESS_UNSUBSCRIBE, m.UnsubscribeParams(id), _ignore)
+        self._pass(m.PROCESS_UNSUBSCRIBE, m.UnsubscribeParams(id), _ignore)
 
     def subscribe(self, params: m.SubscribeParams, on_reply: OnReply) -> None:
-        self._pass(methods.PROCESS_SUBSCRIBE, params, on_reply)
+        self._pass(m.PROCESS_SUBSCRIBE, params, on_reply)
 
     def credit(self, id: str, seq: int, count: int) -> None:
-        self.notify(methods.PROCESS_CREDIT, m.CreditParams(id, seq, count))
+        self.notify(m.PROCESS_CREDIT, m.CreditParams(id, seq, count))
 
     def _pass(self, method: WireMethod[P, R], params: P, on_reply: OnReply) -> None:
         """Send a request that is not repeated on another channel."""
@@ -309,7 +309,7 @@ class ChannelConnection(ClientConnection):
             self._link = link
             self._peer.codec = Codec("json")
             params = m.InitializeParams(self._client_name, self.session_id, self._encoding, holdfast.__version__)
-            id, message = self._peer.call(methods.INITIALIZE, params, self._initialized)
+            id, message = self._peer.call(m.INITIALIZE, params, self._initialized)
             link.passing.add(id)
             timer = self.clock.call_later(self._handshake_timeout, self._handshake_late, handshake)
             channel.send(message)
@@ -351,7 +351,7 @@ class ChannelConnection(ClientConnection):
         self._open = True
         link.opened_at = self.clock.time()
         link.received = 0
-        channel.send(self._peer.codec.notification(methods.INITIALIZED.name, m.Empty()))
+        channel.send(self._peer.codec.notification(m.INITIALIZED.name, m.Empty()))
         for call in list(self._calls.values()):
             if not call.future.done():
                 call.sent += 1
@@ -394,15 +394,15 @@ class ChannelConnection(ClientConnection):
 
     def _noticed(self, notice: IncomingNotification) -> None:
         codec, name = self._peer.codec, notice.method
-        if name == methods.PROCESS_OUTPUT.name:
+        if name == m.PROCESS_OUTPUT.name:
             output = codec.decode_body(notice.params, m.OutputParams, name)
             if (reader := self.readers.get(output.subscription or "")) is not None:
                 self._advanced(reader, reader.output(output))
-        elif name == methods.PROCESS_EXITED.name:
+        elif name == m.PROCESS_EXITED.name:
             exited = codec.decode_body(notice.params, m.ExitedParams, name)
             if (reader := self.readers.get(exited.subscription or "")) is not None:
                 self._advanced(reader, reader.exited(exited))
-        elif name == methods.PROCESS_CLOSED.name:
+        elif name == m.PROCESS_CLOSED.name:
             closed = codec.decode_body(notice.params, m.ClosedParams, name)
             if (reader := self.readers.get(closed.subscription or "")) is not None:
                 self._advanced(reader, reader.closed(closed))
@@ -530,7 +530,7 @@ class ChannelConnection(ClientConnection):
             return
         else:
             link.missed_pings += 1
-            self._pass(methods.PING, m.Empty(), _ignore)
+            self._pass(m.PING, m.Empty(), _ignore)
         self._arm_keepalive(link)
 
 

@@ -7,6 +7,7 @@ repeat unanswered calls (each may be repeated) and deliver events to readers. To
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
@@ -26,6 +27,8 @@ from holdfast.transport.multiplexer import StreamMultiplexer
 from holdfast.wire import messages as m
 from holdfast.wire.methods import Notification, WireMethod
 from holdfast.wire.peer import OnReply
+
+log = logging.getLogger(__name__)
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -247,6 +250,12 @@ class ClientConnection(ABC):
 
     async def end_clean_up(self) -> None:
         """Cancel all clean-ups and wait for their end."""
+        if self._cleaning:
+            log.warning(
+                "%s: closed without an answer to %d clean-ups of cancelled calls: their commands may still run",
+                self.address,
+                len(self._cleaning),
+            )
         for task in list(self._cleaning):
             task.cancel()
         if self._cleaning:

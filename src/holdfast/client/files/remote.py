@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
+import re
 import uuid
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, cast
 
 from holdfast.client.connection.connection import ClientConnection
-from holdfast.types import (
-    DIRECTORY_PAGE,
-    FILE_PIECE_BYTES,
-    WATCH_EVENTS,
-    DirPage,
-    FileAttributes,
-    FileInfo,
-    FilePiece,
-    WatchRead,
-)
-from holdfast.wire import file_messages as f, methods
-from holdfast.wire.paths import decode_path, encode_path, map_event_paths, map_paths
+from holdfast.exec_api import FileApi
+from holdfast.types import WATCH_EVENTS, FileAttributes, FileInfo, WatchRead
+from holdfast.wire import file_messages as f, messages as m
+from holdfast.wire.methods import WireMethod
+from holdfast.wire.paths import decode_path, encode_path, map_paths
 
-_NOTHING = FileAttributes()
+_NOTHING: Final = FileAttributes()
+#: The rows of `file/*` by the names of their methods in `FileApi`.
+METHODS: Final = {
+    re.sub("([A-Z])", r"_\1", row.name.removeprefix("file/")).lower(): row
+    for row in vars(f).values()
+    if isinstance(row, WireMethod) and row.name.startswith("file/")
+}
+
+
+def remote_files(connection: ClientConnection) -> FileApi:
+    """The files of the server behind `connection`."""
+    return cast(FileApi, RemoteFiles(connection))
 
 
 class RemoteFiles:
-    """The files of the server behind `connection`."""
+    """`FileApi`: a method that is not defined here sends its parameters in the Struct of its row."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
 
+    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        row = METHODS.get(name)
+        if row is None:
+            raise AttributeError(f"the wire has no method for {name!r} of a file")
+
+        async def call(*args: Any, **options: Any) -> Any:
+            if "request_id" in row.params.__struct_fields__:
+                options["request_id"] = options.get("request_id") or uuid.uuid4().hex
+            params = map_paths(row.params(*args, **options), encode_path)
+            result = map_paths(await self._connection.call(row, params), decode_path)
+            return None if row.result is m.Empty else result
+
+        return call
+
     async def clean_up(self, work: Coroutine[Any, Any, Any]) -> bool:
         return await self._connection.clean_up(work)
-
-    async def read(
-        self, path: str, *, offset: int = 0, size: int = FILE_PIECE_BYTES, user: str | None = None
-    ) -> FilePiece:
-        params = f.FileReadParams(encode_path(path), offset, size, user)
-        return await self._connection.call(methods.FILE_READ, params)
 
     async def write(
         self,
@@ -56,7 +69,7 @@ class RemoteFiles:
             make_parents=make_parents,
             user=user,
         )
-        await self._connection.call(methods.FILE_WRITE, params)
+        await self._connection.call(f.FILE_WRITE, params)
 
     async def write_piece(
         self,
@@ -69,7 +82,7 @@ class RemoteFiles:
         user: str | None = None,
     ) -> None:
         params = f.FileWriteParams(encode_path(path), data, upload_id, offset, make_parents=make_parents, user=user)
-        await self._connection.call(methods.FILE_WRITE, params)
+        await self._connection.call(f.FILE_WRITE, params)
 
     async def commit(
         self,
@@ -82,94 +95,18 @@ class RemoteFiles:
     ) -> FileInfo:
         wanted = attributes or _NOTHING
         params = f.FileCommitParams(encode_path(path), upload_id, size, wanted.mode, wanted.mtime_ns, user)
-        return map_paths(await self._connection.call(methods.FILE_COMMIT, params), decode_path)
-
-    async def abandon(self, path: str, *, upload_id: str, user: str | None = None) -> None:
-        params = f.FileAbandonParams(encode_path(path), upload_id, user)
-        await self._connection.call(methods.FILE_ABANDON, params)
-
-    async def stat(self, path: str, *, follow: bool = True, user: str | None = None) -> FileInfo:
-        params = f.FileStatParams(encode_path(path), follow, user)
-        return map_paths(await self._connection.call(methods.FILE_STAT, params), decode_path)
-
-    async def list(
-        self, path: str, *, after: str = "", limit: int = DIRECTORY_PAGE, user: str | None = None
-    ) -> DirPage:
-        params = f.FileListParams(encode_path(path), encode_path(after), limit, user)
-        result = await self._connection.call(methods.FILE_LIST, params)
-        return DirPage(tuple(map_paths(entry, decode_path) for entry in result.entries), result.more)
-
-    async def make_dir(
-        self,
-        path: str,
-        *,
-        parents: bool = True,
-        exist_ok: bool = True,
-        mode: int | None = None,
-        user: str | None = None,
-        owner: int | None = None,
-        request_id: str | None = None,
-    ) -> None:
-        name, number = encode_path(path), request_id or _new_id()
-        params = f.FileMakeDirParams(name, parents, exist_ok, mode, user, number, owner)
-        await self._connection.call(methods.FILE_MAKE_DIR, params)
-
-    async def remove(
-        self,
-        path: str,
-        *,
-        recursive: bool = False,
-        missing_ok: bool = False,
-        user: str | None = None,
-        request_id: str | None = None,
-    ) -> None:
-        params = f.FileRemoveParams(encode_path(path), recursive, missing_ok, user, request_id or _new_id())
-        await self._connection.call(methods.FILE_REMOVE, params)
-
-    async def move(
-        self, source: str, target: str, *, user: str | None = None, request_id: str | None = None
-    ) -> None:
-        params = f.FileMoveParams(encode_path(source), encode_path(target), user, request_id or _new_id())
-        await self._connection.call(methods.FILE_MOVE, params)
-
-    async def copy(
-        self,
-        source: str,
-        target: str,
-        *,
-        recursive: bool = False,
-        user: str | None = None,
-        request_id: str | None = None,
-    ) -> None:
-        ends = encode_path(source), encode_path(target)
-        params = f.FileCopyParams(*ends, recursive, user, request_id or _new_id())
-        await self._connection.call(methods.FILE_COPY, params)
-
-    async def make_link(self, path: str, target: str, *, user: str | None = None) -> None:
-        params = f.FileMakeLinkParams(encode_path(path), encode_path(target), user)
-        await self._connection.call(methods.FILE_MAKE_LINK, params)
+        return map_paths(await self._connection.call(f.FILE_COMMIT, params), decode_path)
 
     async def set_attributes(self, path: str, attributes: FileAttributes, *, user: str | None = None) -> None:
         params = f.FileSetAttributesParams(encode_path(path), attributes.mode, attributes.mtime_ns, user)
-        await self._connection.call(methods.FILE_SET_ATTRIBUTES, params)
+        await self._connection.call(f.FILE_SET_ATTRIBUTES, params)
 
     async def real_path(self, path: str, *, strict: bool = True, user: str | None = None) -> str:
         params = f.FileRealPathParams(encode_path(path), user, strict)
-        return decode_path((await self._connection.call(methods.FILE_REAL_PATH, params)).path)
-
-    async def watch(self, path: str, *, watch_id: str, recursive: bool = False, user: str | None = None) -> None:
-        params = f.FileWatchParams(encode_path(path), watch_id, recursive, user)
-        await self._connection.call(methods.FILE_WATCH, params)
+        return decode_path((await self._connection.call(f.FILE_REAL_PATH, params)).path)
 
     async def read_watch(
         self, watch_id: str, *, after: int = 0, limit: int = WATCH_EVENTS, wait: float = 0.0
     ) -> WatchRead:
         params = f.FileReadWatchParams(watch_id, after, limit, int(wait * 1000))
-        return map_event_paths(await self._connection.call(methods.FILE_READ_WATCH, params), decode_path)
-
-    async def unwatch(self, watch_id: str) -> None:
-        await self._connection.call(methods.FILE_UNWATCH, f.FileUnwatchParams(watch_id))
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex
+        return map_paths(await self._connection.call(f.FILE_READ_WATCH, params), decode_path)

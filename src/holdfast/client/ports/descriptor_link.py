@@ -16,9 +16,10 @@ from typing import Final
 
 from holdfast.client.connection.connection import CLIENT_NAME
 from holdfast.errors import ConnectionLost, HoldfastError
-from holdfast.wire import messages as m, methods, stream_messages as s
+from holdfast.wire import messages as m, stream_messages as s
 from holdfast.wire.codec import Codec
 from holdfast.wire.framing import FrameReader, Oversized, frame_line
+from holdfast.wire.methods import P, R, WireMethod
 from holdfast.wire.peer import Peer
 
 #: Replies are a line each; a longer one is no reply.
@@ -51,7 +52,7 @@ class DescriptorLink:
             sock.setblocking(False)
             await self._loop.sock_connect(sock, self._path)
             self._loop.add_reader(sock, self._readable)
-            await self._call(methods.INITIALIZE, m.InitializeParams(f"{CLIENT_NAME} ports"))
+            await self._call(m.INITIALIZE, m.InitializeParams(f"{CLIENT_NAME} ports"))
         except BaseException:
             self.close()
             raise
@@ -60,14 +61,12 @@ class DescriptorLink:
         """A socket that the server has connected. `PortUnavailable` if it cannot; `ConnectionLost` without one."""
         # The server attaches the descriptor to the reply, so replies and descriptors have the same order.
         passed: list[int] = []
-        await self._call(methods.STREAM_DIAL, s.StreamDialParams(address), passed)
+        await self._call(s.STREAM_DIAL, s.StreamDialParams(address), passed)
         if not passed:
             raise ConnectionLost(f"unix:{self._path}: the reply has no descriptor")
         return _checked(passed[0])
 
-    async def _call(
-        self, method: methods.WireMethod[methods.P, methods.R], params: methods.P, passed: list[int] | None = None
-    ) -> None:
+    async def _call(self, method: WireMethod[P, R], params: P, passed: list[int] | None = None) -> None:
         done: asyncio.Future[None] = self._loop.create_future()
 
         def replied(result: object, error: HoldfastError | None) -> None:

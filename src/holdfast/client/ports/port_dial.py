@@ -13,7 +13,7 @@ from typing import Final
 from holdfast.client.connection.connection import ClientConnection
 from holdfast.errors import HoldfastError, PortUnavailable
 from holdfast.transport import sockets
-from holdfast.wire import methods, stream_messages as s
+from holdfast.wire import stream_messages as s
 
 #: Longer than the sandbox takes to report that it could not connect.
 _REPLY_SECONDS: Final = 5.0
@@ -47,7 +47,7 @@ async def dial_port(connection: ClientConnection, target: s.StreamAddress) -> so
     try:
         # A channel that breaks gives no reply.
         async with asyncio.timeout(sockets.CONNECT_SECONDS + _REPLY_SECONDS):
-            connection.call_once(methods.STREAM_OPEN, s.StreamOpenParams(number, target, stream.window), opened)
+            connection.call_once(s.STREAM_OPEN, s.StreamOpenParams(number, target, stream.window), opened)
             await reply
     except BaseException as error:
         streams.drop(stream)

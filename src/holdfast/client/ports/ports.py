@@ -22,7 +22,7 @@ from holdfast.errors import HoldfastError, InvalidParams, PortUnavailable
 from holdfast.transport import sockets
 from holdfast.transport.multiplexer import SocketStream, StreamLimits, StreamMultiplexer
 from holdfast.transport.relay import SocketRelay
-from holdfast.wire import methods, stream_messages as s
+from holdfast.wire import stream_messages as s
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,9 @@ def parse_address(where: int | str, *, listens: bool = False) -> s.StreamAddress
         return sockets.check_address(address, listens=listens)
     text = str(where)
     host, _, port = text.rpartition(":")
-    if isinstance(where, bool) or not (port.isascii() and port.isdecimal()) or len(port) > 5:
-        raise InvalidParams(f"{where!r}: not a port, HOST:PORT or unix:PATH")
+    is_bare = ":" not in host or (host.startswith("[") and host.endswith("]"))
+    if isinstance(where, bool) or not (port.isascii() and port.isdecimal()) or len(port) > 5 or not is_bare:
+        raise InvalidParams(f"{where!r}: not a port, HOST:PORT, [IPV6]:PORT or unix:PATH")
     return sockets.check_address(s.StreamAddress(host.strip("[]") or LOOPBACK, int(port)), listens=listens)
 
 
@@ -123,7 +124,7 @@ class PortForward:
         """Show the server from time to time that a sandbox with busy connections is not idle."""
         assert self._relay is not None
         if self._relay.moved != moved:
-            self._connection.notify(methods.STREAM_CREDIT, s.StreamCreditParams(0, 0))
+            self._connection.notify(s.STREAM_CREDIT, s.StreamCreditParams(0, 0))
         self._use = self._connection.loop.call_later(USE_SECONDS, self._show_use, self._relay.moved)
 
     def _open_stream(self, sock: socket.socket) -> None:
@@ -146,7 +147,7 @@ class PortForward:
                 streams.drop(stream)
 
         params = s.StreamOpenParams(number, self._target, stream.window)
-        self._connection.call_once(methods.STREAM_OPEN, params, opened)
+        self._connection.call_once(s.STREAM_OPEN, params, opened)
 
     async def aclose(self) -> None:
         """Stop listening and reset the connections that are still open."""
@@ -196,7 +197,7 @@ class PortOffer:
     async def start(self) -> None:
         _ = self._connection.streams
         params = s.StreamListenParams(self._name, self._inside)
-        call = self._connection.begin(methods.STREAM_LISTEN, params)
+        call = self._connection.begin(s.STREAM_LISTEN, params)
         call.on_reply = self._listening
         await self._connection.reply(call)
         self._connection.on_connected.add(self._listen_again)
@@ -211,7 +212,7 @@ class PortOffer:
 
     def _listen_again(self) -> None:
         params = s.StreamListenParams(self._name, self._inside)
-        self._connection.call_once(methods.STREAM_LISTEN, params, self._listening)
+        self._connection.call_once(s.STREAM_LISTEN, params, self._listening)
 
     def _accepted(self, id: int, credit: int) -> None:
         assert self._streams is not None
@@ -245,7 +246,7 @@ class PortOffer:
         # A lost connection has no listener left.
         with contextlib.suppress(HoldfastError):
             params = s.StreamUnlistenParams(self._name)
-            await self._connection.clean_up(self._connection.call(methods.STREAM_UNLISTEN, params))
+            await self._connection.clean_up(self._connection.call(s.STREAM_UNLISTEN, params))
 
     async def __aenter__(self) -> tuple[str, int]:
         await self.start()
@@ -257,5 +258,5 @@ class PortOffer:
 
 def _begin(streams: StreamMultiplexer, stream: SocketStream, credit: int) -> None:
     """Let both sides of an accepted stream send."""
-    streams.notify(methods.STREAM_CREDIT, s.StreamCreditParams(stream.id, stream.window))
+    streams.notify(s.STREAM_CREDIT, s.StreamCreditParams(stream.id, stream.window))
     stream.give_credit(credit)

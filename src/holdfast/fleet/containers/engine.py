@@ -11,6 +11,7 @@ import csv
 import datetime
 import io
 import json
+import logging
 import os
 import re
 import shutil
@@ -57,6 +58,8 @@ COMMAND_SECONDS: Final = 120.0
 PULL_SECONDS: Final = 1_800.0
 #: For a sandbox without an expiry: a time that every file system can store, in the year 2286.
 NEVER: Final = 10_000_000_000.0
+log = logging.getLogger(__name__)
+
 #: Enough of the engine's output for the `inspect` of a thousand containers.
 LISTING_BYTES: Final = 64 * 1024 * 1024
 #: Ids of one `inspect`: a command line has its limits.
@@ -69,6 +72,10 @@ _NO_SOURCE: Final = re.compile(r"bind source path does not exist|no such file or
 _NO_WORKDIR: Final = re.compile(r"workdir .* does not exist on container")
 _NO_QUOTA: Final = re.compile(r"quota|storage.opt|size option", re.I)
 _NO_CONTAINER: Final = re.compile(r"[Nn]o such (container|object)|no container with|no such object", re.I)
+_NOT_FROZEN: Final = re.compile(r"unable to freeze")
+#: More attempts to pause a container after one that failed. With cgroup v1 the runtime gives up if processes fork
+#: faster than they are frozen, which a later attempt may not meet.
+_MORE_PAUSES: Final = 4
 _STATES: Final[dict[str, State]] = {
     "created": "creating",
     "initialized": "creating",
@@ -147,7 +154,7 @@ class ContainerEngine(Engine):
                     if done.exit_code == 0:
                         await self._make_workdir(template, record, chosen)
                 if done.exit_code != 0:
-                    await self._remove_container(record.id)
+                    await self._discard(record.id)
                     if not _NO_SOURCE.search(done.stderr):
                         raise self._explain(done, template, image)
                     # The engine does not see our files: it is on another machine, or runs as another user.
@@ -159,7 +166,7 @@ class ContainerEngine(Engine):
                     await self._run(["cp", str(tree), f"{record.id}:/"])
                     await self._run(["start", record.id])
         except BaseException:
-            await asyncio.shield(self._remove_container(record.id))
+            await asyncio.shield(self._discard(record.id))
             raise
         address = f"{self.name}:{record.id}"
         return make_ref(self.name, address, record, "running", expires_at=record.expires_at)
@@ -313,7 +320,7 @@ class ContainerEngine(Engine):
     # --- the rest of a life ------------------------------------------------------------------------------------
 
     async def pause(self, id: str) -> None:
-        await self._run(["pause", check_id(id)])
+        await self._run_paused(["pause", check_id(id)])
 
     async def resume(self, id: str) -> None:
         await self._run(["unpause", check_id(id)])
@@ -323,7 +330,7 @@ class ContainerEngine(Engine):
         try:
             # A paused container stays so; its engine would refuse to pause it a second time.
             pause = () if ref.state == "paused" else self._pause_at_commit
-            await self._run(["commit", *pause, "--change", f"LABEL {FORK_LABEL}={record.id}", ref.id, image])
+            await self._run_paused(["commit", *pause, "--change", f"LABEL {FORK_LABEL}={record.id}", ref.id, image])
             return await self._create(record.template, record, image)
         except BaseException:
             await asyncio.shield(self.remove(record.id))
@@ -335,6 +342,13 @@ class ContainerEngine(Engine):
             [self.program, "image", "rm", "--force", f"{FORK_REPOSITORY}:{id}"], seconds=COMMAND_SECONDS
         )
         await self._remove_volumes([name for name in await self._lease_volumes() if name.startswith(id)])
+
+    async def _discard(self, id: str) -> None:
+        """Remove what a failed start left. The error of the start stays the one that the caller gets."""
+        try:
+            await self._remove_container(id)
+        except SandboxError as error:
+            log.info("%s", error)
 
     async def _remove_container(self, id: str) -> None:
         done = await run_host_command([self.program, "rm", "--force", "--volumes", id], seconds=COMMAND_SECONDS)
@@ -372,6 +386,18 @@ class ContainerEngine(Engine):
             if time.time() - created.timestamp() > FORK_SECONDS or (record is not None and has_ended(record.owner)):
                 tags += [tag for tag in image.get("RepoTags") or () if f"{FORK_REPOSITORY}:" in tag]
         return tags
+
+    async def _run_paused(self, arguments: Sequence[str]) -> None:
+        """Run a command that pauses a container, again if the kernel could not freeze processes that fork."""
+        for _ in range(_MORE_PAUSES):
+            try:
+                await self._run(arguments)
+            except SandboxError as error:
+                if not _NOT_FROZEN.search(error.message):
+                    raise
+            else:
+                return
+        await self._run(arguments)
 
     async def _run(self, arguments: Sequence[str]) -> str:
         done = await run_host_command(

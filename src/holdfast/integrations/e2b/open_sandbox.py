@@ -205,6 +205,12 @@ def deadline_of(id: str) -> float | None:
     return milliseconds / 1000 or None
 
 
+def is_late(id: str) -> bool:
+    """Whether the deadline of a process is over."""
+    deadline = deadline_of(id)
+    return deadline is not None and deadline <= time.time()
+
+
 def tag_of(id: str) -> str | None:
     parts = id.split("-")
     if parts[0] != PROCESS_PREFIX or len(parts) != 4:

@@ -40,6 +40,11 @@ class Problem(Exception):
         self.message = message
 
 
+def timed_out() -> Problem:
+    """The SDKs raise `TimeoutException`."""
+    return Problem(504, "deadline_exceeded", "the timeout of the request is over")
+
+
 def invalid(message: str) -> Problem:
     """The SDKs raise `InvalidArgumentException`."""
     return Problem(400, "invalid_argument", message)

@@ -23,10 +23,6 @@ def log_uri(sandbox: str, process_id: str) -> str:
     return _LOG.format(sandbox=sandbox, process_id=quote(process_id, safe=""))
 
 
-def recording_uri(sandbox: str, terminal_id: str) -> str:
-    return _RECORDING.format(sandbox=sandbox, terminal_id=quote(terminal_id, safe=""))
-
-
 def add_to(server: SandboxServer) -> None:
     """Add the resources to a server."""
 

@@ -152,7 +152,7 @@ class Recovery:
             if not each.begun.internal and (process := processes.resume(each)).closed_at is not None:
                 closed.append(process)
         for process in sorted(closed, key=lambda each: each.closed_at or 0.0):
-            exec_.retention.keep(process)
+            exec_.processes.retention.keep(process)
 
     def _remove_stale_files(self) -> None:
         """Remove the files of jobs that are not recovered, such as logs of a process that was being forgotten."""
@@ -220,14 +220,14 @@ class ProcessRecovery:
         self._check_end(state, recorder)
         started = StartedProcess(state.pid, begun.mark, os.fsdecode(begun.cwd), {}, -1, recorder)
         streams = self._take(recorder.output_key)
-        process = self._exec.take_over(begun.spec, started, state.past, on_exit)
+        process = self._exec.processes.take_over(begun.spec, started, state.past, on_exit)
         process.streams_are_over()
         return process, {} if streams is None else dict(enumerate(streams.fds))
 
     def _take_over(self, state: ProcessState, started: StartedProcess) -> ManagedProcess:
         spec, history = state.begun.spec, state.terminal
         if history is None:
-            return self._exec.take_over(spec, started, state.past)
+            return self._exec.processes.take_over(spec, started, state.past)
         terminals = self._exec.terminals
         terminal = terminals.recover(history.opening)
         terminal.timeline.skip(history.dropped.count, history.dropped.horizon)
@@ -238,7 +238,7 @@ class ProcessRecovery:
                 terminal.timeline.note_output(record.offset, record.at)
             else:
                 terminal.timeline.replay(record)
-        process = self._exec.take_over(spec, started, state.past, terminal.ended)
+        process = self._exec.processes.take_over(spec, started, state.past, terminal.ended)
         terminal.attach_again(process, history.checkpoint)
         return process
 
@@ -286,7 +286,7 @@ class ProcessRecovery:
 
     def detach(self, keeper: int) -> None:
         """Record for every process of a killed keeper that its streams are lost; logs and journals are intact."""
-        self._exec.inherit_cgroups(keeper)
+        self._exec.processes.inherit_cgroups(keeper)
         reason = f"its keeper, pid {keeper}, and its server were killed: its later output is lost"
         running = lost = 0
         for key, each in self._states.items():

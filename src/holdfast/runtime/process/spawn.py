@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from holdfast.errors import (
     CommandNotFound,
     CwdNotFound,
+    HelperFailed,
     HoldfastError,
     InvalidParams,
     NotExecutable,
@@ -237,7 +238,7 @@ async def spawn_through_launcher(
         finally:
             newborn.discard(pid)
     except OSError as error:
-        raise explain(error.errno or 0, command) from None
+        raise _explain_launcher(error.errno or 0, command, python[0]) from None
     finally:
         for fd in opened:
             os.close(fd)
@@ -381,6 +382,15 @@ def _soft_limits(limits: Mapping[int, int]) -> Iterator[None]:
             changed = resource.prlimit(0, kind, both)
             if changed[0] != limits[kind]:
                 resource.prlimit(0, kind, changed)
+
+
+def _explain_launcher(number: int, command: SpawnCommand, python: str) -> HoldfastError:
+    """Return the error of a launcher that did not start."""
+    if os.path.exists(python):
+        return explain(number, command)
+    return HelperFailed(
+        f"{command.argv[0]}: the launcher cannot be started: the server's Python {python} was removed"
+    )
 
 
 def explain(number: int, command: SpawnCommand, *, cwd_failed: bool = False) -> HoldfastError:

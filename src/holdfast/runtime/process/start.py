@@ -12,8 +12,8 @@ import os
 import resource
 import signal
 import termios
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from holdfast.errors import PermissionRefused, ResourceExhausted
 from holdfast.launch.pidfd_signals import signal_child_group
@@ -41,6 +41,11 @@ if TYPE_CHECKING:
     from holdfast.runtime.durability.recorder import ProcessRecorder
     from holdfast.runtime.tree.cgroup import Cgroup, Cgroups
 
+T = TypeVar("T")
+
+#: More plans of one jail, after a first that failed. A plan names the private files below /etc; other programs
+#: replace some of them at any time, so a second plan is nearly always enough.
+_MORE_PLANS: Final = 2
 #: Descriptors that starts leave free: for logs of running processes, for kills, for connections.
 SPARE_DESCRIPTORS: Final = 64
 #: The fraction of a small limit that is left free.
@@ -222,8 +227,17 @@ class Starter:
         """Start any spec."""
         mark = new_mark()
         account = None if spec.user is None else resolve_user(spec.user)
-        command = await self._confined(spec, self._command(spec, mark, account))
-        streams = self._open(spec, account, stdin)
+        command = self._command(spec, mark, account)
+
+        async def attempt(planned: SpawnCommand) -> StartedProcess:
+            return await self._start_planned(spec, mark, planned, self._open(spec, account, stdin), internal)
+
+        started = await _with_plan(lambda: self._confined(spec, command), attempt)
+        return await self._found_in_jail(started) if is_jailed(spec) else started
+
+    async def _start_planned(
+        self, spec: ProcessSpec, mark: int, command: SpawnCommand, streams: _Streams, internal: bool
+    ) -> StartedProcess:
         recorder, cgroup = None, None
         try:
             recorder = self._record(spec, mark, command, streams, internal)
@@ -241,27 +255,32 @@ class Starter:
             if cgroup is not None:
                 cgroup.remove()
             if isinstance(error, JailFailed):
-                raise PermissionRefused(f"confinement: {said or error}") from None
+                raise JailFailed(f"confinement: {said or error}") from None
             raise
         streams.close_theirs()
-        started = StartedProcess(pid, mark, command.cwd, streams.outputs, streams.stdin, recorder, cgroup)
-        return await self._found_in_jail(started) if is_jailed(spec) else started
+        return StartedProcess(pid, mark, command.cwd, streams.outputs, streams.stdin, recorder, cgroup)
 
     async def spawn_helper(self, confinement: Confinement, argv: list[str], streams: StandardStreams) -> int:
         """Start a helper of the server itself, confined. Its pid is in `newborn` until the caller has reaped it."""
         environment = {"LC_ALL": "C.UTF-8"}
-        confined = await asyncio.to_thread(
-            plan_launch,
-            confinement,
-            path=argv[0],
-            argv=argv,
-            environment=environment,
-            cwd="/",
-            as_root=os.geteuid() == 0,
-            own=self.own,
-        )
-        command = SpawnCommand(argv[0], argv, encode_variables(environment), "/", confined=confined)
-        pid = await spawn_through_launcher(command, streams, {}, self._oom_score, self.newborn)
+
+        async def plan() -> SpawnCommand:
+            confined = await asyncio.to_thread(
+                plan_launch,
+                confinement,
+                path=argv[0],
+                argv=argv,
+                environment=environment,
+                cwd="/",
+                as_root=os.geteuid() == 0,
+                own=self.own,
+            )
+            return SpawnCommand(argv[0], argv, encode_variables(environment), "/", confined=confined)
+
+        async def attempt(planned: SpawnCommand) -> int:
+            return await spawn_through_launcher(planned, streams, {}, self._oom_score, self.newborn)
+
+        pid = await _with_plan(plan, attempt)
         self.newborn.add(pid)
         return pid
 
@@ -353,6 +372,21 @@ class Starter:
     def _limits(self, mark: int) -> dict[int, int]:
         marked = {resource.RLIMIT_RTTIME: mark} if limits_can_mark() else {}
         return {**self._soft_limits, **marked}
+
+
+async def _with_plan(
+    plan: Callable[[], Awaitable[SpawnCommand]], attempt: Callable[[SpawnCommand], Awaitable[T]]
+) -> T:
+    """Start a planned command. If its jail fails and a new plan differs, a path has come or gone: that is tried."""
+    planned = await plan()
+    for _ in range(_MORE_PLANS):
+        try:
+            return await attempt(planned)
+        except JailFailed:
+            previous, planned = planned, await plan()
+            if planned == previous:
+                raise
+    return await attempt(planned)
 
 
 def _require_spare_descriptors(highest: int) -> None:

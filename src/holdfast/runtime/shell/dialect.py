@@ -491,11 +491,14 @@ def _can_end_with_more(text: str) -> bool:
     return "<<" not in text and not end.endswith(unfinished) and _SHOWS_LINES.search(text) is None
 
 
+#: The dialects by the name of the program; any other program is taken for a POSIX shell.
+DIALECTS: Final[dict[str, type[ShellDialect]]] = {
+    **dict.fromkeys(("sh", "dash", "ash", "ksh", "mksh"), ShellDialect),
+    "bash": Bash,
+    **dict.fromkeys(("zsh", "zsh5"), Zsh),
+}
+
+
 def dialect_for(path: str) -> ShellDialect:
     """The dialect for a program, by its name."""
-    name = path.rsplit("/", 1)[-1]
-    if name == "bash":
-        return Bash()
-    if name in ("zsh", "zsh5"):
-        return Zsh()
-    return ShellDialect()
+    return DIALECTS.get(path.rsplit("/", 1)[-1], ShellDialect)()

@@ -50,8 +50,9 @@ from holdfast.runtime.shell.files import ShellFiles
 from holdfast.runtime.shell.foreground import command_line, foreground, is_stopped, ticks_since_boot
 from holdfast.runtime.shell.program import ShellProgram
 from holdfast.runtime.shell.saved_state import SavedState
-from holdfast.runtime.tree.process_table import Entry, TableReader
+from holdfast.runtime.tree.process_table import Entry
 from holdfast.runtime.tree.process_tree import end_all
+from holdfast.runtime.tree.table_reader import TableReader
 from holdfast.runtime.tree.usage import ForegroundActivity, UsageQuery
 from holdfast.types import (
     KEPT_SHELL_COMMANDS,

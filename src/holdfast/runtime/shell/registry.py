@@ -31,7 +31,7 @@ from holdfast.runtime.shell.command import ShellCommand
 from holdfast.runtime.shell.dialect import dialect_for
 from holdfast.runtime.shell.files import ShellFiles
 from holdfast.runtime.shell.live import EndProcess, LiveShell, StartProcess
-from holdfast.runtime.tree.process_table import TableReader
+from holdfast.runtime.tree.table_reader import TableReader
 from holdfast.types import CommandSpec, ProcessSpec, ShellSpec, ShellStatus
 
 log = logging.getLogger(__name__)

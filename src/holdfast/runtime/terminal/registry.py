@@ -31,6 +31,7 @@ from holdfast.runtime.process.checks import check_run, check_spec
 from holdfast.runtime.process.environment import build_environment, resolve_cwd, resolve_user
 from holdfast.runtime.process.process import ManagedProcess, check_size
 from holdfast.runtime.process.spawn import find_program
+from holdfast.runtime.shell.dialect import DIALECTS
 from holdfast.runtime.shell.files import ShellFiles
 from holdfast.runtime.shell.live import EndProcess, StartProcess
 from holdfast.runtime.terminal.live import LiveTerminal
@@ -44,7 +45,7 @@ KEPT_RUNS: Final = 16
 _EVERYTHING: Final = EnvPolicy(ignore_default_excludes=True)
 _DEFAULT_LOCALE: Final = "C.UTF-8"
 #: Programs for which a `-` before their name means a login.
-_SHELLS: Final = frozenset(("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish"))
+_SHELLS: Final = DIALECTS.keys() | {"fish"}
 
 
 class Terminals:

@@ -8,17 +8,14 @@ cgroup, where there is one, still contains those processes.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import re
 import resource
 import secrets
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import cached_property
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
-
-from holdfast.errors import HoldfastError, ResourceExhausted
 
 #: Marks are large so that they limit nothing, and below 2**63 so that the kernel and Python agree on them.
 MARK_BASE: Final = 1 << 62
@@ -27,9 +24,6 @@ _MARK_DIGITS: Final = 19
 MARK_VARIABLE: Final = "HOLDFAST_MARK"
 #: Without a descriptor a process may exist, and may have a mark: these errors are raised.
 NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
-#: The attempts, and the newest pids in each, to stop a process that forks faster than the table is read: 20 ms.
-HUNTS: Final = 40
-HUNTED: Final = 16
 _MORE_THAN_ANY_PID: Final = 1 << 23
 _LIMITS_LINE: Final = re.compile(rb"^Max realtime timeout +([0-9]{1,19}) ", re.MULTILINE)
 
@@ -240,74 +234,3 @@ class ProcessTable(Generic[RowT]):
                 found[pid] = self.entries[pid]
                 pending.extend(self.children.get(pid, ()))
         return {pid: entry for pid, entry in found.items() if not entry.dead}
-
-
-class TableReader:
-    """Reads the table once for all callers in the same turn of the loop: a thousand kills read it once."""
-
-    def __init__(self) -> None:
-        self._waiting: list[asyncio.Future[ProcessTable[Entry]]] = []
-        self._seen: Container[int] = ()
-        #: Callers of `hunt`, by mark.
-        self._hunters: dict[int, list[asyncio.Future[Entry | None]]] = {}
-
-    async def read(self) -> ProcessTable[Entry]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[ProcessTable[Entry]] = loop.create_future()
-        if not self._waiting:
-            loop.call_soon(self._read)
-        self._waiting.append(future)
-        return await future
-
-    def _read(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        try:
-            table = ProcessTable.read(self._seen)
-            self._seen = table.entries.keys()
-        except OSError as error:
-            for future in waiting:
-                if not future.done():
-                    future.set_exception(ResourceExhausted(f"/proc cannot be read: {error.strerror}"))
-            return
-        for future in waiting:
-            if not future.done():
-                future.set_result(table)
-
-    async def hunt(self, mark: int, stop: Callable[[Entry], None]) -> Entry | None:
-        """Find and stop a process with this mark that forks its successor and exits before the table is read.
-
-        The whole table takes longer to read than such a process lives, so this reads the newest few pids,
-        repeatedly; once for all callers in the same turn of the loop.
-        """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Entry | None] = loop.create_future()
-        if not self._hunters:
-            loop.call_soon(self._hunt, stop)
-        self._hunters.setdefault(mark, []).append(future)
-        return await future
-
-    def _hunt(self, stop: Callable[[Entry], None]) -> None:
-        hunters, self._hunters = self._hunters, {}
-        left = dict(hunters)
-        try:
-            for _ in range(HUNTS):
-                for pid in newest_pids()[:HUNTED]:
-                    mark = read_mark(pid)
-                    if mark is None or mark not in left or (entry := read_entry(pid)) is None or entry.dead:
-                        continue
-                    stop(entry)
-                    _resolve(left.pop(mark), entry)
-                if not left:
-                    return
-        except (OSError, HoldfastError) as error:
-            for future in (each for futures in left.values() for each in futures if not each.done()):
-                future.set_exception(error)
-            return
-        for futures in left.values():
-            _resolve(futures, None)
-
-
-def _resolve(futures: list[asyncio.Future[Entry | None]], found: Entry | None) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(found)

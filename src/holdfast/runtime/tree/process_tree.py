@@ -1,4 +1,4 @@
-"""Ends a process and all its descendants, also those that left its session or its parent. Signals by pidfd.
+"""Ends a process and all its descendants, also those that left its session or its parent.
 
 TERM, a grace period, KILL; before the KILL all members are stopped, so that none forks; repeated until the process
 table has no member.
@@ -7,7 +7,6 @@ table has no member.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
 from collections.abc import Awaitable, Callable, Container, Iterable
@@ -15,7 +14,9 @@ from typing import Final
 
 from holdfast.errors import ResourceExhausted, SandboxError
 from holdfast.runtime.tree.cgroup import Cgroup
-from holdfast.runtime.tree.process_table import Entry, TableReader, read_entry
+from holdfast.runtime.tree.pid_handles import PidHandles
+from holdfast.runtime.tree.process_table import Entry
+from holdfast.runtime.tree.table_reader import TableReader
 
 #: The time for killed processes to exit. One in uninterruptible sleep may never exit: that is an error.
 KILL_TIMEOUT: Final = 10.0
@@ -55,10 +56,7 @@ class Tree:
             members = table.members(
                 self.leader, leader_lives=leader_lives, mark=self._mark, others=others, inside=inside
             )
-            if members or table.complete:
-                return members
-            found = await self._tables.hunt(self._mark, _stop)
-            return {} if found is None else {found.pid: found}
+            return members if members or table.complete else await self._tables.hunt(self._mark)
         except OSError as error:
             raise ResourceExhausted(f"processes cannot be found: {error.strerror}") from None
 
@@ -130,90 +128,3 @@ async def _freeze(find: Find) -> dict[int, Entry]:
             handles.send(signal.SIGSTOP)
         stopped.update((entry.pid, entry) for entry in fresh if entry.pid not in handles.left_out)
     return stopped
-
-
-def _stop(entry: Entry) -> None:
-    with PidHandles((entry,)) as handles:
-        handles.send(signal.SIGSTOP)
-
-
-class PidHandles:
-    """pidfds of some processes: signals cannot hit a reused pid, and an exit is an event.
-
-    If there are not enough descriptors for all, the others are `left_out` for the next search.
-    """
-
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        self._fds: dict[int, int] = {}
-        self.left_out: set[int] = set()
-        for entry in entries:
-            if self.left_out:
-                self.left_out.add(entry.pid)
-                continue
-            try:
-                self._open(entry)
-            except ProcessLookupError:
-                continue
-            except OSError as error:
-                self.left_out.add(entry.pid)
-                if error.errno in (errno.EMFILE, errno.ENFILE) and len(self._fds) > 1:
-                    # A read of the process table needs a descriptor meanwhile.
-                    pid, fd = self._fds.popitem()
-                    self.left_out.add(pid)
-                    os.close(fd)
-                    continue
-                self.__exit__()
-                raise ResourceExhausted(f"process {entry.pid} cannot be signalled: {error.strerror}") from None
-
-    def _open(self, entry: Entry) -> None:
-        fd = os.pidfd_open(entry.pid)
-        try:
-            now = read_entry(entry.pid)
-        except OSError:
-            os.close(fd)
-            raise
-        if now is not None and now.started == entry.started:
-            self._fds[entry.pid] = fd
-        else:
-            os.close(fd)
-
-    def __enter__(self) -> PidHandles:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds.clear()
-
-    def send(self, number: signal.Signals, except_for: Container[int] = ()) -> None:
-        for pid, fd in self._fds.items():
-            if pid in except_for:
-                continue
-            try:
-                signal.pidfd_send_signal(fd, number)
-            except (ProcessLookupError, PermissionError):
-                continue  # ended, or a setuid program: `end_all` raises if it remains
-
-    async def wait_gone(self, timeout: float) -> None:
-        """Wait until all have ended, or `timeout` seconds."""
-        loop = asyncio.get_running_loop()
-        left = set(self._fds.values())
-        done = asyncio.Event()
-
-        def gone(fd: int) -> None:
-            loop.remove_reader(fd)
-            left.discard(fd)
-            if not left:
-                done.set()
-
-        for fd in tuple(left):
-            loop.add_reader(fd, gone, fd)
-        try:
-            if left:
-                async with asyncio.timeout(max(0.0, timeout)):
-                    await done.wait()
-        except TimeoutError:
-            pass
-        finally:
-            for fd in left:
-                loop.remove_reader(fd)

@@ -250,7 +250,11 @@ def pack(files: Mapping[str, TreeFile]) -> bytes:
 def write_atomically(path: str, content: bytes) -> None:
     """Write a file whole or not at all, also if this process is killed or the machine stops."""
     directory, name = os.path.split(os.path.abspath(path))
-    fd, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=directory)
+    try:
+        fd, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=directory)
+    except OSError as error:
+        # Not the name of the temporary file.
+        raise OSError(error.errno, error.strerror, path) from None
     try:
         with open(fd, "wb") as file:
             file.write(content)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from holdfast.errors import HoldfastError, InvalidParams, StdinClosed, UnknownProcess
 from holdfast.types import EnvPolicy, ProcessSpec
-from holdfast.wire.messages import (
+from holdfast.wire.exec_remote_messages import (
     ExecRemoteDone,
     ExecRemotePidParams,
     ExecRemotePollParams,

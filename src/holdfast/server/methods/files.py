@@ -5,11 +5,14 @@ Paths and names are decoded from, and encoded to, the form that `wire.paths` def
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
-from holdfast.types import DirPage, FileAttributes, FileInfo, FilePiece, WatchRead
+import msgspec
+
+from holdfast.types import FileAttributes, FileInfo, WatchRead
 from holdfast.wire import file_messages as f
-from holdfast.wire.paths import decode_path, encode_path, map_event_paths, map_paths
+from holdfast.wire.paths import decode_path, encode_path, map_paths
 
 if TYPE_CHECKING:
     from holdfast.server.connection import ServerConnection
@@ -17,14 +20,22 @@ if TYPE_CHECKING:
 
 
 class FileMethods:
-    """The handlers, shared by all connections."""
+    """The handlers, shared by all connections.
+
+    A method that has no handler here is the method of `FileApi` of the same name, with the same parameters.
+    """
 
     def __init__(self, exec_: ServedExec) -> None:
         self._files = exec_.files
 
-    async def read(self, connection: ServerConnection, params: f.FileReadParams) -> FilePiece:
-        path = decode_path(params.path)
-        return await self._files.read(path, offset=params.offset, size=params.size, user=params.user)
+    def __getattr__(self, name: str) -> Callable[[ServerConnection, msgspec.Struct], Coroutine[Any, Any, Any]]:
+        perform = getattr(self._files, name)
+
+        async def handle(connection: ServerConnection, params: msgspec.Struct) -> Any:
+            result = await perform(**msgspec.structs.asdict(map_paths(params, decode_path)))
+            return None if result is None else map_paths(result, encode_path)
+
+        return handle
 
     async def write(self, connection: ServerConnection, params: f.FileWriteParams) -> f.FileWriteResult:
         path = decode_path(params.path)
@@ -57,55 +68,6 @@ class FileMethods:
         )
         return map_paths(info, encode_path)
 
-    async def abandon(self, connection: ServerConnection, params: f.FileAbandonParams) -> None:
-        await self._files.abandon(decode_path(params.path), upload_id=params.upload_id, user=params.user)
-
-    async def stat(self, connection: ServerConnection, params: f.FileStatParams) -> FileInfo:
-        info = await self._files.stat(decode_path(params.path), follow=params.follow, user=params.user)
-        return map_paths(info, encode_path)
-
-    async def list(self, connection: ServerConnection, params: f.FileListParams) -> DirPage:
-        page = await self._files.list(
-            decode_path(params.path), after=decode_path(params.after), limit=params.limit, user=params.user
-        )
-        return DirPage(tuple(map_paths(entry, encode_path) for entry in page.entries), page.more)
-
-    async def make_dir(self, connection: ServerConnection, params: f.FileMakeDirParams) -> None:
-        await self._files.make_dir(
-            decode_path(params.path),
-            parents=params.parents,
-            exist_ok=params.exist_ok,
-            mode=params.mode,
-            user=params.user,
-            owner=params.owner,
-            request_id=params.request_id,
-        )
-
-    async def remove(self, connection: ServerConnection, params: f.FileRemoveParams) -> None:
-        await self._files.remove(
-            decode_path(params.path),
-            recursive=params.recursive,
-            missing_ok=params.missing_ok,
-            user=params.user,
-            request_id=params.request_id,
-        )
-
-    async def move(self, connection: ServerConnection, params: f.FileMoveParams) -> None:
-        source, target = decode_path(params.source), decode_path(params.target)
-        await self._files.move(source, target, user=params.user, request_id=params.request_id)
-
-    async def copy(self, connection: ServerConnection, params: f.FileCopyParams) -> None:
-        await self._files.copy(
-            decode_path(params.source),
-            decode_path(params.target),
-            recursive=params.recursive,
-            user=params.user,
-            request_id=params.request_id,
-        )
-
-    async def make_link(self, connection: ServerConnection, params: f.FileMakeLinkParams) -> None:
-        await self._files.make_link(decode_path(params.path), decode_path(params.target), user=params.user)
-
     async def set_attributes(self, connection: ServerConnection, params: f.FileSetAttributesParams) -> None:
         wanted = FileAttributes(params.mode, params.mtime_ns)
         await self._files.set_attributes(decode_path(params.path), wanted, user=params.user)
@@ -114,15 +76,8 @@ class FileMethods:
         found = await self._files.real_path(decode_path(params.path), strict=params.strict, user=params.user)
         return f.FileRealPathResult(encode_path(found))
 
-    async def watch(self, connection: ServerConnection, params: f.FileWatchParams) -> None:
-        path = decode_path(params.path)
-        await self._files.watch(path, watch_id=params.watch_id, recursive=params.recursive, user=params.user)
-
     async def read_watch(self, connection: ServerConnection, params: f.FileReadWatchParams) -> WatchRead:
         read = await self._files.read_watch(
             params.watch_id, after=params.after, limit=params.limit, wait=params.wait_ms / 1000
         )
-        return map_event_paths(read, encode_path)
-
-    async def unwatch(self, connection: ServerConnection, params: f.FileUnwatchParams) -> None:
-        await self._files.unwatch(params.watch_id)
+        return map_paths(read, encode_path)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.server.deferred_reply import DeferredReply
-from holdfast.wire import messages as m
+from holdfast.wire import host_call_messages as h
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +75,7 @@ class HostCall:
             self.wake()
         return before - self.held_bytes
 
-    def take(self) -> m.HostAnswerPieces:
+    def take(self) -> h.HostAnswerPieces:
         """The held pieces, up to `REPLY_BYTES`; raises the error of a failed call after its last piece."""
         taken: list[bytes] = []
         size = 0
@@ -87,7 +87,7 @@ class HostCall:
         ended = self.ended and len(taken) == len(self.pieces)
         if ended and self.error is not None and not taken:
             raise self.error
-        return m.HostAnswerPieces(
+        return h.HostAnswerPieces(
             self.id, self.first_seq - 1 + len(taken), tuple(taken), ended and self.error is None
         )
 
@@ -156,7 +156,7 @@ class HostOffer:
         self.epoch = secrets.token_hex(8)
         self.calls: dict[str, HostCall] = {}
         #: Events that the host has not acknowledged, by `seq`.
-        self.events: dict[int, m.HostCallEvent] = {}
+        self.events: dict[int, h.HostCallEvent] = {}
         self.last_seq = 0
         #: The last event that was put into a reply; the next poll acknowledges it.
         self.sent_seq = 0
@@ -166,22 +166,22 @@ class HostOffer:
         self.host: ServerConnection | None = None
         self.expiry: asyncio.TimerHandle | None = None
 
-    def add_event(self, make: Callable[[int], m.HostCallEvent]) -> int:
+    def add_event(self, make: Callable[[int], h.HostCallEvent]) -> int:
         self.last_seq += 1
         self.events[self.last_seq] = make(self.last_seq)
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
         return self.last_seq
 
-    def take(self) -> m.HostOfferResult:
+    def take(self) -> h.HostOfferResult:
         """The first unacknowledged events: at most one large body in a message."""
-        chosen: list[m.HostCallEvent] = []
+        chosen: list[h.HostCallEvent] = []
         size = 0
         for event in self.events.values():
-            size += len(event.body) if isinstance(event, m.HostCallBegun) else 0
+            size += len(event.body) if isinstance(event, h.HostCallBegun) else 0
             if chosen and size > REPLY_BYTES:
                 break
             chosen.append(event)
         if chosen:
             self.sent_seq = max(self.sent_seq, chosen[-1].seq)
-        return m.HostOfferResult(self.epoch, tuple(chosen))
+        return h.HostOfferResult(self.epoch, tuple(chosen))

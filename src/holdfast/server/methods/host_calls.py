@@ -21,7 +21,7 @@ from holdfast.errors import (
     error_from_wire,
 )
 from holdfast.server.methods.host_call_state import REPLY_BYTES, HostCall, HostCallReply, HostOffer
-from holdfast.wire import messages as m
+from holdfast.wire import host_call_messages as h
 from holdfast.wire.host_call_keys import check_call_id, check_instance, check_name, instance_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class HostCallMethods:
 
     # --- the host's side -------------------------------------------------------------------------------------
 
-    async def offer(self, connection: ServerConnection, params: m.HostOfferParams) -> m.HostOfferResult:
+    async def offer(self, connection: ServerConnection, params: h.HostOfferParams) -> h.HostOfferResult:
         instance = instance_of(params.service, params.key)
         offer = self._offers.get(instance)
         if offer is None:
@@ -89,15 +89,15 @@ class HostCallMethods:
         while offer.events and (first := next(iter(offer.events))) <= seq:
             event = offer.events.pop(first)
             call = self._calls.get(event.call_id)
-            if isinstance(event, m.HostCallBegun) and call is not None:
+            if isinstance(event, h.HostCallBegun) and call is not None:
                 self._release_body(call)
 
     def answer(
-        self, connection: ServerConnection, params: m.HostAnswerParams
-    ) -> m.HostAnswerResult | DeferredReply:
+        self, connection: ServerConnection, params: h.HostAnswerParams
+    ) -> h.HostAnswerResult | DeferredReply:
         call = self._calls.get(params.call_id)
         if call is None:
-            return m.HostAnswerResult(False)
+            return h.HostAnswerResult(False)
         if instance_of(call.offer.name, params.key) != call.offer.instance:
             raise UnknownService(f"call {params.call_id}: belongs to another host")
         error = None if params.error is None else error_from_wire(params.error.code, params.error.message)
@@ -105,11 +105,11 @@ class HostCallMethods:
         self._answer_bytes += call.add(params.seq, (params.data, *params.more), end=last, error=error)
         call.wake()
         if not self._is_full(call):
-            return m.HostAnswerResult(True)
+            return h.HostAnswerResult(True)
         return HostCallReply(
             call,
             lambda: not self._is_full(call),
-            lambda: m.HostAnswerResult(self._calls.get(call.id) is call),
+            lambda: h.HostAnswerResult(self._calls.get(call.id) is call),
         )
 
     def _is_full(self, call: HostCall) -> bool:
@@ -118,7 +118,7 @@ class HostCallMethods:
         room = min(REPLY_BYTES, self._config.service_answer_bytes) if crowded else self._config.service_answer_bytes
         return call.held_bytes > room and not call.ended
 
-    def withdraw(self, connection: ServerConnection, params: m.HostWithdrawParams) -> None:
+    def withdraw(self, connection: ServerConnection, params: h.HostWithdrawParams) -> None:
         offer = self._offers.get(instance_of(params.service, params.key))
         if offer is not None:
             self._forget(offer)
@@ -135,7 +135,7 @@ class HostCallMethods:
 
     # --- the caller's side -----------------------------------------------------------------------------------
 
-    def call(self, connection: ServerConnection, params: m.HostCallParams) -> DeferredReply:
+    def call(self, connection: ServerConnection, params: h.HostCallParams) -> DeferredReply:
         """Begin a call before this returns, so that a later request of its connection, such as cancel, finds it."""
         check_name(params.service)
         check_instance(params.instance)
@@ -159,10 +159,10 @@ class HostCallMethods:
         self._held_bytes += call.body_bytes
         self._calls[call.id] = offer.calls[call.id] = call
         self._by_caller.setdefault(connection, {})[call.id] = call
-        call.called_seq = offer.add_event(lambda seq: m.HostCallBegun(seq, call.id, params.method, params.body))
+        call.called_seq = offer.add_event(lambda seq: h.HostCallBegun(seq, call.id, params.method, params.body))
         return self._pieces(call, params.wait_ms, cancelled=lambda: self._cancel(call))
 
-    def receive(self, connection: ServerConnection, params: m.HostReceiveParams) -> DeferredReply:
+    def receive(self, connection: ServerConnection, params: h.HostReceiveParams) -> DeferredReply:
         call = self._own(connection, params.call_id)
         self._answer_bytes -= call.acknowledge(params.after_seq)
         return self._pieces(call, params.wait_ms)
@@ -176,7 +176,7 @@ class HostCallMethods:
             cancelled=cancelled,
         )
 
-    def _receive(self, call: HostCall) -> m.HostAnswerPieces:
+    def _receive(self, call: HostCall) -> h.HostAnswerPieces:
         try:
             pieces = call.take()
         except HoldfastError:
@@ -186,7 +186,7 @@ class HostCallMethods:
             self._drop(call)
         return pieces
 
-    def cancel(self, connection: ServerConnection, params: m.HostCancelParams) -> None:
+    def cancel(self, connection: ServerConnection, params: h.HostCancelParams) -> None:
         """Cancel a call of this connection; any other id has no effect."""
         call = self._calls.get(params.call_id)
         if call is not None and call.caller is connection:
@@ -218,7 +218,7 @@ class HostCallMethods:
         # The body is not kept for a disconnected host: a series of short-lived callers would fill the memory.
         offer.events.pop(call.called_seq, None)
         if not was_over and call.called_seq <= offer.sent_seq:
-            offer.add_event(lambda seq: m.HostCallCancelled(seq, call.id))
+            offer.add_event(lambda seq: h.HostCallCancelled(seq, call.id))
 
     def _drop(self, call: HostCall) -> None:
         self._release_body(call)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from holdfast.errors import ConnectionLost, InvalidParams, LimitReached, PortUnavailable, TimeoutError
-from holdfast.wire import codex_messages as c, methods as w
+from holdfast.wire import codex_messages as c
 
 if TYPE_CHECKING:
     import http.client
@@ -77,9 +77,9 @@ class HttpRequestMethods:
                 number += 1
                 if not piece:
                     break
-                connection.notify(w.HTTP_REQUEST_BODY_DELTA, c.HttpBodyDelta(request_id, number, piece))
+                connection.notify(c.HTTP_REQUEST_BODY_DELTA, c.HttpBodyDelta(request_id, number, piece))
             last = c.HttpBodyDelta(request_id, number, b"", done=True, error=error)
-            connection.notify(w.HTTP_REQUEST_BODY_DELTA, last)
+            connection.notify(c.HTTP_REQUEST_BODY_DELTA, last)
         except ConnectionLost:
             return
         finally:

@@ -61,7 +61,10 @@ def endpoint(
     environ = os.environ if environ is None else environ
     token = token or environ.get(TOKEN_VARIABLE, "")
     if not token:
-        raise InvalidParams(f"no token: give one, set {TOKEN_VARIABLE}; `holdfast service agent add` makes one")
+        raise InvalidParams(
+            f"no token: set {TOKEN_VARIABLE}, or name its file (--token-file);"
+            " `holdfast service agent add` makes one"
+        )
     if not token.isascii() or not token.isprintable() or " " in token:
         raise InvalidParams("the token has characters other than printable ASCII: pass it without line break")
     given = address or environ.get(ADDRESS_VARIABLE, "") or DEFAULT_ADDRESS

@@ -16,16 +16,14 @@ from holdfast.service.api import (
     CloseResult,
     Control,
     CreateRequest,
-    InputResult,
     OutputRead,
     PolicyRequest,
-    Preview,
     RunRequest,
     RunResult,
     SessionEvent,
 )
 from holdfast.service.client.types import CreatedSession, Session
-from holdfast.service.types import Approval, AuditRow, ServiceStruct
+from holdfast.service.types import AuditRow, ServiceStruct
 from holdfast.service.view_api import ModelCall
 from holdfast.session.v1 import session_pb2 as pb
 
@@ -90,7 +88,7 @@ def timestamp(seconds: float | None) -> Timestamp | None:
 # --- replies -----------------------------------------------------------------------------------------------------
 
 
-def _struct(kind: type[_Struct], message: Message, /, **fields: Any) -> _Struct:
+def struct(kind: type[_Struct], message: Message, /, **fields: Any) -> _Struct:
     """Return a Struct with the fields that the message has too, and with `fields`."""
     for field in message.DESCRIPTOR.fields:
         name = field.name
@@ -144,7 +142,7 @@ def _session(kind: type[Any], metadata: pb.SessionMetadata, state: int, **fields
     if metadata.HasField("usage"):
         usage = _plain_fields(metadata.usage)
         usage["long_running"] = usage.pop("long_running_flag")
-    return _struct(
+    return struct(
         kind,
         metadata,
         kind="shell" if metadata.kind == pb.SHELL else "terminal",
@@ -172,41 +170,25 @@ def created(reply: pb.CreateSessionResponse) -> CreatedSession:
     return made
 
 
-def accepted(reply: pb.SendInputResponse) -> InputResult:
-    return _struct(InputResult, reply)
-
-
-def chunk(message: pb.OutputChunk) -> Chunk:
-    return _struct(Chunk, message)
-
-
 def output(reply: pb.ReadOutputResponse) -> OutputRead:
-    return _struct(OutputRead, reply, chunks=[chunk(each) for each in reply.chunks], token=reply.token.value)
+    return struct(OutputRead, reply, chunks=[struct(Chunk, each) for each in reply.chunks], token=reply.token.value)
 
 
 def ran(reply: pb.RunCommandResponse) -> RunResult:
-    return _struct(RunResult, reply, duration=reply.duration_ms / 1000)
+    return struct(RunResult, reply, duration=reply.duration_ms / 1000)
 
 
 def closed(reply: pb.CloseSessionResponse) -> CloseResult:
-    return _struct(CloseResult, reply, state=_state(reply.final_state))
-
-
-def preview(reply: pb.CreatePreviewResponse) -> Preview:
-    return _struct(Preview, reply)
+    return struct(CloseResult, reply, state=_state(reply.final_state))
 
 
 def event(message: pb.SessionEvent) -> SessionEvent | None:
     """Return the event; None for a type that this client does not have."""
     if message.type not in pb.SessionEvent.Type.values():
         return None
-    return _struct(SessionEvent, message)
+    return struct(SessionEvent, message)
 
 
 def audit_row(record: pb.AuditRecord) -> AuditRow:
     # The protocol has the hash of the row, and not that of the row before it.
-    return _struct(AuditRow, record, previous="")
-
-
-def approval(message: pb.Approval) -> Approval:
-    return _struct(Approval, message)
+    return struct(AuditRow, record, previous="")

@@ -36,6 +36,7 @@ from holdfast.service.client.endpoint import endpoint
 from holdfast.service.client.types import CreatedSession, Session, model_call
 from holdfast.service.types import Approval, AuditRow, EventType, Kind, State
 from holdfast.service.view_api import ModelCall
+from holdfast.sync.facade import Blocking, Closing, LoopThread, Streaming
 
 if TYPE_CHECKING:
     from holdfast.bridge.record import CallRecord
@@ -173,7 +174,7 @@ class ServiceClient:
         """Open a port of the session's sandbox to browsers, for `lifetime` seconds at most; `url` has a ticket."""
         seconds = 0 if lifetime is None else max(1, int(lifetime))
         request = self._pb.CreatePreviewRequest(session_id=session_id, port=port, lifetime_seconds=seconds)
-        return self._messages.preview(await self._call("CreatePreview", request))
+        return self._messages.struct(Preview, await self._call("CreatePreview", request))
 
     # --- input and output ----------------------------------------------------------------------------------------
 
@@ -193,7 +194,7 @@ class ServiceClient:
             ],
             request_id=request_id or _new_id(),
         )
-        return self._messages.accepted(await self._call("SendInput", request))
+        return self._messages.struct(InputResult, await self._call("SendInput", request))
 
     async def read_output(
         self, session_id: str, *, since: str = "", max_bytes: int = 64 * 1024, wait: float = 0.0
@@ -217,7 +218,7 @@ class ServiceClient:
         stream = self._resumed("StreamOutput", request, since, lambda message: message.token.value)
         async with contextlib.aclosing(stream) as found:
             async for message in found:
-                yield self._messages.chunk(message)
+                yield self._messages.struct(Chunk, message)
 
     async def run_command(
         self,
@@ -303,7 +304,7 @@ class ServiceClient:
         """Return the commands that wait for an approval, oldest first; with `ended` the latest 100 of all."""
         request = self._pb.ListApprovalsRequest(session_id=session_id, ended=ended)
         reply = await self._call("ListApprovals", request)
-        return [self._messages.approval(each) for each in reply.approvals]
+        return [self._messages.struct(Approval, each) for each in reply.approvals]
 
     async def answer_approval(
         self, approval_id: str, approve: bool, *, comment: str = ""
@@ -416,6 +417,42 @@ class ServiceClient:
             if not reply.next_page_token:
                 return
             request.page_token = reply.next_page_token
+
+
+class BlockingServiceClient(Closing[ServiceClient]):
+    """`holdfast.sync.ServiceClient`: a blocking client, for use from any number of threads.
+
+    One thread runs an event loop for each client; every call runs there while the calling thread waits. Leaving its
+    `with` block, or `close`, closes the connection. Sessions stay open.
+    """
+
+    def __init__(self, address: str | None = None, **options: Any) -> None:
+        """`address` and `options` are those of `holdfast.ServiceClient`."""
+        inner = ServiceClient(address, **options)
+        super().__init__(LoopThread(), inner)
+
+    def close(self) -> None:
+        """Close the connection. Closing twice is no error."""
+        if not self._loop.closed:
+            try:
+                self._loop.run(self._inner.aclose())
+            finally:
+                self._loop.close()
+
+    create_session = Blocking(ServiceClient.create_session)
+    get_session = Blocking(ServiceClient.get_session)
+    list_sessions = Blocking(ServiceClient.list_sessions)
+    close_session = Blocking(ServiceClient.close_session)
+    create_preview = Blocking(ServiceClient.create_preview)
+    send_input = Blocking(ServiceClient.send_input)
+    read_output = Blocking(ServiceClient.read_output)
+    stream_output = Streaming(ServiceClient.stream_output)
+    run_command = Blocking(ServiceClient.run_command)
+    events = Streaming(ServiceClient.events)
+    audit = Streaming(ServiceClient.audit)
+    list_approvals = Blocking(ServiceClient.list_approvals)
+    answer_approval = Blocking(ServiceClient.answer_approval)
+    record_model_calls = Blocking(ServiceClient.record_model_calls)
 
 
 def _new_id() -> str:

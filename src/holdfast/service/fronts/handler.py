@@ -165,7 +165,8 @@ class Handler(ViewHandler):
 
     async def list_approvals(self, caller: Caller, request: pb.ListApprovalsRequest) -> pb.ListApprovalsResponse:
         session_id = requests.session_id(request, required=False)
-        return replies.approvals(await self._api.approvals(caller, session_id, ended=request.ended))
+        found = await self._api.approvals(caller, session_id, ended=request.ended)
+        return pb.ListApprovalsResponse(approvals=[replies.message(pb.Approval, each) for each in found])
 
     async def create_preview(self, caller: Caller, request: pb.CreatePreviewRequest) -> pb.CreatePreviewResponse:
         requested = requests.preview_request(request)

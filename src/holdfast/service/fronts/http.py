@@ -89,8 +89,8 @@ class HttpFront:
         # A redirect would contain the `Host` of the request, which the client chooses.
         app.router.redirect_slashes = False
         loopback = self._address.is_local and not self._address.is_unix
-        self._app = WebGuard(app, settings.allowed_hosts, loopback=loopback)
-        self._unary = UnaryCalls(handler, admission, self._app)
+        calls = UnaryCalls(app, handler, admission, settings.request_seconds)
+        self._app = WebGuard(calls, settings.allowed_hosts, loopback=loopback)
         self._server: WebServer | None = None
         self._tls: ssl.SSLContext | None = None
         #: `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`.
@@ -107,7 +107,6 @@ class HttpFront:
             settings.connections,
             self._tls,
             keep_alive_seconds=settings.keep_alive_seconds,
-            unary=self._unary,
             # The streams of browsers. Their client sends one short message.
             largest_message=LARGEST_MESSAGE,
         )

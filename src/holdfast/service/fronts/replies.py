@@ -16,7 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from holdfast.secret_names import looks_secret
 from holdfast.service.api import Chunk, CreateResult, OutputRead, RunResult, SessionView
-from holdfast.service.types import Approval, AuditRow, SessionPolicy
+from holdfast.service.types import AuditRow, SessionPolicy
 from holdfast.session.v1 import session_pb2 as pb
 
 #: A gRPC client accepts messages of 4 MiB by default; the rest of the message takes some of it.
@@ -53,7 +53,8 @@ def _converter(field: Any) -> Callable[[Any], Any]:
     if field.message_type.full_name == Timestamp.DESCRIPTOR.full_name:
         return timestamp
     nested = getattr(pb, field.message_type.name)
-    return token if nested is pb.OutputToken else functools.partial(message, nested)
+    convert = token if nested is pb.OutputToken else functools.partial(message, nested)
+    return functools.partial(map, convert) if field.is_repeated else convert
 
 
 def _same(value: Any) -> Any:
@@ -156,7 +157,3 @@ def ran(result: RunResult) -> pb.RunCommandResponse:
 def audit(rows: Iterable[AuditRow], next_page: str) -> pb.ListAuditResponse:
     records = [message(pb.AuditRecord, row) for row in rows]
     return pb.ListAuditResponse(records=records, next_page_token=next_page)
-
-
-def approvals(waiting: Iterable[Approval]) -> pb.ListApprovalsResponse:
-    return pb.ListApprovalsResponse(approvals=[message(pb.Approval, each) for each in waiting])

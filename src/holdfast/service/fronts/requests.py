@@ -231,10 +231,11 @@ def _policy(policy: pb.SessionPolicy, field: str) -> PolicyRequest:
 def _resources(limits: pb.ResourceLimits, field: str) -> Resources:
     if not math.isfinite(limits.cpu_cores) or limits.cpu_cores < 0:
         raise invalid(f"{field}.cpu_cores", "is not a number of cores")
-    for name in ("cpu_seconds", "memory_bytes", "output_bytes", "file_size_bytes"):
-        if getattr(limits, name) > LARGEST_INTEGER:
+    values = {name: getattr(limits, name) for name in Resources.__struct_fields__}
+    for name, value in values.items():
+        if value > LARGEST_INTEGER:
             raise invalid(f"{field}.{name}", f"is larger than {LARGEST_INTEGER}")
-    return Resources(**{name: getattr(limits, name) or None for name in Resources.__struct_fields__})
+    return Resources(**{name: value or None for name, value in values.items()})
 
 
 def controls(actions: Iterable[pb.ControlAction]) -> tuple[Control, ...]:

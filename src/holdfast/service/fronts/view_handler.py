@@ -87,20 +87,14 @@ class ViewHandler:
             since=requests.identifier(request.since.value, "since.value"),
             max_bytes=min(requests.read_size(request.max_bytes or requests.MIB), replies.LARGEST_REPLY // 2),
         )
-        events = [replies.message(pb.RecordedEvent, each) for each in part.events]
-        return replies.message(pb.ReadRecordingResponse, part, events=events)
+        return replies.message(pb.ReadRecordingResponse, part)
 
     async def list_usage(self, caller: Caller, request: pb.ListUsageRequest) -> pb.ListUsageResponse:
         found = await self._views.usage(caller, requests.session_id(request, required=False))
         return pb.ListUsageResponse(samples=[replies.message(pb.UsageSample, each) for each in found])
 
     async def list_sandboxes(self, caller: Caller, request: pb.ListSandboxesRequest) -> pb.ListSandboxesResponse:
-        found = await self._views.sandboxes(caller)
-        return pb.ListSandboxesResponse(
-            engines=[replies.message(pb.EngineState, each) for each in found.engines],
-            sandboxes=[replies.message(pb.SandboxState, each) for each in found.sandboxes],
-            pools=[replies.message(pb.PoolState, each) for each in found.pools],
-        )
+        return replies.message(pb.ListSandboxesResponse, await self._views.sandboxes(caller))
 
     async def verify_audit(self, caller: Caller, request: pb.VerifyAuditRequest) -> pb.VerifyAuditResponse:
         found = await self._views.verify_audit(caller, requests.session_id(request, required=False))
@@ -121,11 +115,7 @@ class ViewHandler:
         self, caller: Caller, request: pb.ListModelCallsRequest
     ) -> pb.ListModelCallsResponse:
         found = await self._views.model_calls(caller, requests.session_id(request, required=False))
-        return pb.ListModelCallsResponse(
-            calls=[replies.message(pb.ModelCall, each) for each in found.calls],
-            totals=[replies.message(pb.ModelTotal, each) for each in found.totals],
-            more=found.more,
-        )
+        return replies.message(pb.ListModelCallsResponse, found)
 
 
 def _summary(summary: SessionSummary) -> pb.SessionSummary:

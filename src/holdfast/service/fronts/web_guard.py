@@ -60,18 +60,16 @@ class WebGuard:
             await send(message)
 
         app = self._app
-        # An HTTP/1.0 probe may have no Host; a browser always sends one.
-        host = Headers(scope=scope).get("host", "")
-        if not self.admits(host):
-            words = f"{_name(host)[:100]!r} is not a name of this service (setting allowed_hosts)\n"
-            app = PlainTextResponse(words, status_code=421, headers={"connection": "close"})
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008})
-                return
+        if self._checks:
+            # An HTTP/1.0 probe may have no Host; a browser always sends one.
+            host = Headers(scope=scope).get("host", "")
+            if rebindable(host) and not self._is_allowed(host):
+                words = f"{_name(host)[:100]!r} is not a name of this service (setting allowed_hosts)\n"
+                app = PlainTextResponse(words, status_code=421, headers={"connection": "close"})
+                if scope["type"] == "websocket":
+                    await send({"type": "websocket.close", "code": 1008})
+                    return
         await app(scope, receive, sent)
 
-    def admits(self, host: str) -> bool:
-        """Return whether a request with this `Host` is forwarded."""
-        if not self._checks or not rebindable(host):
-            return True
+    def _is_allowed(self, host: str) -> bool:
         return any(fnmatch.fnmatchcase(_name(host), pattern) for pattern in self._allowed)

@@ -21,11 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from holdfast.service.fronts.connections import AcceptedConnection, ConnectionGate, ConnectionLimits, GateAcceptor
-from holdfast.service.fronts.short_requests import ShortRequest, short_request
-from holdfast.service.fronts.unary_calls import UnaryCalls
 
-#: A client that sends head and body separately sends the body at once.
-_SOON_SECONDS: Final = 1.0
 #: Connections above the limit that get a 503, at a time.
 _REFUSABLE: Final = 16
 _NO_ROOM: Final = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -42,12 +38,8 @@ class WebServer(uvicorn.Server):
         *,
         keep_alive_seconds: int = 75,
         largest_message: int | None = None,
-        unary: UnaryCalls | None = None,
     ) -> None:
-        """`largest_message` is the largest message of a WebSocket, which is held in memory; None refuses them.
-
-        `unary` answers short requests without the application.
-        """
+        """`largest_message` is the largest message of a WebSocket, which is held in memory; None refuses them."""
         config = uvicorn.Config(
             app,
             http="h11",
@@ -74,7 +66,6 @@ class WebServer(uvicorn.Server):
         self._stop_requested = asyncio.Event()
         # Room for connections that get a 503.
         self.gate = ConnectionGate(replace(limits, most=limits.most + _REFUSABLE))
-        self.unary = unary
         self._tls = tls
         self._acceptor: GateAcceptor | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -124,27 +115,13 @@ class WebServer(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """A connection with a deadline for request heads; uvicorn limits only the time between requests.
-
-    A short request of a call is answered here if no other request is under way: uvicorn's parser, the routes and
-    the Connect application take longer than the call. All other requests go to the parser.
-    """
+    """A connection with a deadline for request heads; uvicorn limits only the time between requests."""
 
     def __init__(self, server: WebServer, connection: AcceptedConnection) -> None:
         super().__init__(server.config, server.server_state, server.lifespan.state)
         self._gate = server.gate
         self._accepted = connection
         self._head_timer: asyncio.TimerHandle | None = None
-        self._unary = server.unary
-        #: The pieces of a short request, and how many bytes are missing.
-        self._begun: list[bytes] = []
-        self._missing = 0
-        self._begun_timer: asyncio.TimerHandle | None = None
-        #: The call of a short request, and bytes that arrived during the call.
-        self._call: asyncio.Task[None] | None = None
-        self._ahead = b""
-        self._is_lost = False
-        self._closes = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -152,87 +129,8 @@ class _Connection(H11Protocol):
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
-        if self._call is not None:
-            self._ahead += data
-            self.flow.pause_reading()
-        elif self._unary is None or not self._is_idle() or not self._is_short(self._unary, data):
-            self._to_parser(data)
-
-    # --- short requests ------------------------------------------------------------------------------------------
-
-    def _is_idle(self) -> bool:
-        """Return whether the parser has nothing: the next byte begins a request."""
-        return self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
-
-    def _is_beyond_limit(self) -> bool:
-        limit = self.limit_concurrency
-        return limit is not None and (len(self.connections) >= limit or len(self.tasks) >= limit)
-
-    def _is_short(self, unary: UnaryCalls, data: bytes) -> bool:
-        """Begin the call of a short request, or keep its beginning; return False for another request."""
-        if self._begun and len(data) < self._missing:
-            # Not parsed again: a client may send each byte by itself.
-            self._missing -= len(data)
-            self._begun.append(data)
-            return True
-        data = b"".join([*self._begun, data])
-        request = short_request(data)
-        if request is None or not unary.accepts(request) or self._is_beyond_limit():
-            return False
-        self._unset_keepalive_if_required()
-        if request.missing:
-            self._begun, self._missing = [data], request.missing
-            # The application has the deadline for a body.
-            self._begun_timer = self.loop.call_later(_SOON_SECONDS, self._to_parser, b"")
-            return True
-        self._forget_begun()
-        self._head_is_complete()
-        self._call = self.loop.create_task(self._answer(unary, request))
-        self.tasks.add(self._call)
-        self._call.add_done_callback(self.tasks.discard)
-        return True
-
-    def _to_parser(self, data: bytes) -> None:
-        data = b"".join([*self._begun, data])
-        self._forget_begun()
         super().data_received(data)
         self._watch_head()
-
-    def _forget_begun(self) -> None:
-        self._begun = []
-        if self._begun_timer is not None:
-            self._begun_timer.cancel()
-            self._begun_timer = None
-
-    async def _answer(self, unary: UnaryCalls, request: ShortRequest) -> None:
-        try:
-            response = await unary.answer(request, self.client[0] if self.client else "unix")
-        except asyncio.CancelledError:
-            # By the disconnect of the client, or by a service that stops.
-            self.transport.close()
-            if not self._is_lost:
-                raise
-            return
-        finally:
-            self._call = None
-        if self.transport.is_closing():
-            return
-        self.transport.write(response)
-        if self._closes:
-            self.transport.close()
-            return
-        self.on_response_complete()
-        if self._ahead:
-            ahead, self._ahead = self._ahead, b""
-            self.data_received(ahead)
-
-    def shutdown(self) -> None:
-        if self._call is None:
-            super().shutdown()
-        else:
-            self._closes = True
-
-    # --- other requests ------------------------------------------------------------------------------------------
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
@@ -249,24 +147,17 @@ class _Connection(H11Protocol):
         self._gate.leave(self._accepted)
         if self._head_timer is not None:
             self._head_timer.cancel()
-        self._forget_begun()
-        self._is_lost = True
-        if self._call is not None:
-            self._call.cancel()
         super().connection_lost(exc)
 
     def _watch_head(self) -> None:
         """Start the deadline at the connection or the first byte of a later head; cancel it at a complete head."""
         if self.conn.their_state is not h11.IDLE:
-            self._head_is_complete()
+            self._gate.complete(self._accepted)
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self._gate.limits.head_seconds, self.transport.abort)
-
-    def _head_is_complete(self) -> None:
-        self._gate.complete(self._accepted)
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
 
 
 class WebSocketConnection(WebSocketsSansIOProtocol):

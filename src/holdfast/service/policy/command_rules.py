@@ -28,8 +28,7 @@ def warnings(profile: Profile) -> list[str]:
     found = []
     for index, rule in enumerate(profile.commands.rules):
         programs = [name for name in rule.program if may_run_others(posixpath.basename(name))]
-        # Arguments or a pattern limit the program.
-        if rule.verdict == "allow" and programs and not rule.arguments and not rule.pattern:
+        if rule.verdict == "allow" and programs and rule.matches_any_arguments:
             key = f"commands.rules.{index}"
             found.append(
                 f"{profile.location(key)}: profiles.{profile.name}.{key}: "

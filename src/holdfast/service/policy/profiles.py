@@ -25,12 +25,6 @@ Activity = Literal["input", "output"]
 EngineName = Literal["bwrap", "docker", "kubernetes", "podman", "local"]
 #: Seconds, or text such as "90s", "30m", "8h", "7d".
 Seconds = Annotated[float, msgspec.Meta(extra={"unit": "seconds"})]
-#: Bytes, or text such as "512M", "4GiB" (`holdfast.sizes`); "unlimited" is no limit.
-Bytes = Annotated[int | None, msgspec.Meta(extra={"unit": "bytes"})]
-#: A number above zero, or "unlimited".
-Count = Annotated[int | None, msgspec.Meta(extra={"unit": "count"})]
-Cores = Annotated[float | None, msgspec.Meta(extra={"unit": "cores"})]
-
 #: A port, or text such as "8000", "9000-9100" (`policy.ports`).
 Ports = Annotated[str, msgspec.Meta(extra={"unit": "ports"})]
 
@@ -85,9 +79,18 @@ class CommandRule(ServiceStruct, frozen=True):
     reason: str = ""
 
     @property
+    def matches_any_arguments(self) -> bool:
+        """True if the rule matches every command of its programs."""
+        return not any(getattr(self, name) for name in MATCHERS if name != "program")
+
+    @property
     def title(self) -> str:
         parts = ["|".join(self.program) or "*", *self.arguments]
         return " ".join(parts) + (f" /{self.pattern}/" if self.pattern else "")
+
+
+#: The keys of a rule that select commands.
+MATCHERS: Final = tuple(name for name in CommandRule.__struct_fields__ if name not in ("verdict", "reason"))
 
 
 class Commands(ServiceStruct, frozen=True):
@@ -110,20 +113,6 @@ class PreviewRules(ServiceStruct, frozen=True):
     """Ports of a session's sandbox that browsers may reach through the service. By default none."""
 
     ports: tuple[Ports, ...] = ()
-
-
-class ResourceLimits(ServiceStruct, frozen=True):
-    """Limits of one session and all its processes."""
-
-    cpu_cores: Cores = None
-    cpu_seconds: Count = None
-    memory_bytes: Bytes = 4096 * MIB
-    processes: Count = 1_024
-    output_bytes: Bytes = 1024 * MIB
-    file_size_bytes: Bytes = None
-
-    def plain(self) -> Resources:
-        return Resources(**{name: getattr(self, name) for name in self.__struct_fields__})
 
 
 class SandboxRules(ServiceStruct, frozen=True):
@@ -182,7 +171,7 @@ class Profile(ServiceStruct, frozen=True):
     commands: Commands = Commands()
     network: NetworkAccess = NetworkAccess()
     previews: PreviewRules = PreviewRules()
-    resources: ResourceLimits = ResourceLimits()
+    resources: Resources = Resources(memory_bytes=4096 * MIB, processes=1_024, output_bytes=1024 * MIB)
     sandbox: SandboxRules = SandboxRules()
     approvals: ApprovalRules = ApprovalRules()
     takeover: Takeover = Takeover()

@@ -20,6 +20,7 @@ from holdfast.errors import InvalidParams
 from holdfast.fleet.template import Template, make_template
 from holdfast.service.policy.ports import show_ports
 from holdfast.service.policy.profiles import (
+    MATCHERS,
     AgentRules,
     CommandRule,
     Commands,
@@ -244,8 +245,9 @@ class _Loader:
         self._keys(value, tuple(each.name for each in fields), path)
         if "verdict" not in value:
             self._complain((*path, "verdict"), "a rule needs one of allow, ask, deny")
-        if not value.keys() & {"program", "arguments", "pattern"}:
-            self._complain(path, "a rule needs program, arguments or pattern; `default` is for all commands")
+        if value.keys().isdisjoint(MATCHERS):
+            keys = f"{', '.join(MATCHERS[:-1])} or {MATCHERS[-1]}"
+            self._complain(path, f"a rule needs {keys}; `default` is for all commands")
         given: dict[str, Any] = {}
         for field in fields:
             if field.name in value:

@@ -71,7 +71,9 @@ def _of_terminal(rows: Sequence[AuditRow]) -> list[SessionCommand]:
         if own and own[0][0].kind == "input":
             own = typed[min(used, last) : last + 1]
         used = max(used, last + 1)
-        text = typed_line("".join(str(each.get("text", "")) for _, each in own))
+        text = "".join(str(each.get("text", "")) for _, each in own)
+        if not own or own[0][0].kind == "input":
+            text = typed_line(text)
         by = own[-1][1].get("by", "") if own else ""
         fields = {"text": text, "by": by, "start": body["start"]}
         made.append(_command(row.command_id, body["number"], fields, row.at, ends.get(body["start"])))

@@ -22,14 +22,14 @@ def main(arguments: list[str]) -> int:
     while rest:
         option, *rest = rest
         if option not in ("--socket", "--allow") or not rest:
-            return fail(f"egress: {option}: not an option, or its value is missing\n{USAGE}")
+            return fail(f"egress: {option}: not an option, or its value is missing. See `holdfast egress --help`.")
         value, *rest = rest
         if option == "--socket":
             path = value
         else:
             patterns.append(value)
     if not path:
-        return fail(f"egress needs --socket\n{USAGE}")
+        return fail("egress needs --socket. See `holdfast egress --help`.")
     import asyncio
 
     try:

@@ -52,11 +52,18 @@ def main(arguments: list[str]) -> int:
         return 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reports an error as one line, like the other verbs: the usage has fifty."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"holdfast: serve: {message}. See `holdfast serve --help`.\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser: the options of `serve`, and one for each setting."""
     from holdfast.config import ExecServerConfig
 
-    made = argparse.ArgumentParser(
+    made = _Parser(
         prog="holdfast serve",
         description="Run the server until it is stopped. Settings come from (last wins) their defaults, the "
         "file, HOLDFAST_NAME in the environment, and these flags.",

@@ -4,7 +4,7 @@ Importing typer, asyncio and the client takes several times as long as the call 
 common options, send JSON over the server's socket, and return an exit code. They return None in all other cases
 (another sandbox, a terminal, help, no running server), and the full verb runs. `run` can also hand over later,
 because output is addressed by offset: on a signal, on input, on much output, or when the connection breaks.
-Standard library only.
+Standard library only, but for `completion ids sandbox`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ _STEP_BYTES = 1024 * 1024
 def main(verb: str, arguments: Sequence[str]) -> int | None:
     """The exit code of the verb, or None if the full verb must run."""
     if verb == "completion":
+        if list(arguments[:2]) == ["ids", "sandbox"]:
+            return _sandbox_ids()
         # The full verb has no ids either: a connection to another sandbox takes too long for a key press.
         return (_main(verb, arguments) or 0) if arguments[:1] == ["ids"] else None
     return _main(verb, arguments)
@@ -500,6 +502,14 @@ def _completion(server: JsonRpcConnection, options: dict[str, Any]) -> int | Non
         found += [status["shellId"] for status in server.call("shell/list", {})["shells"]]
     plain = [id for id in found if id[:1].isalnum() and all(each.isalnum() or each in "._-" for each in id)]
     print("".join(f"{id}\n" for id in plain[-_COMPLETION_IDS:] if id.isascii()), end="", flush=True)
+    return 0
+
+
+def _sandbox_ids() -> int:
+    """Print the sandboxes that are directories of this machine: a call of another engine takes too long."""
+    from holdfast.fleet.directories import listed_ids
+
+    print("".join(f"{id}\n" for id in listed_ids()[-_COMPLETION_IDS:]), end="", flush=True)
     return 0
 
 

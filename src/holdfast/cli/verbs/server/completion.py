@@ -16,9 +16,15 @@ from holdfast.cli import VERBS
 from holdfast.cli.support.sandbox_option import LOCAL, SandboxOption
 
 #: The kind of ids that a verb takes, by the name of its argument.
-_KINDS: Final = {"process_id": "process", "terminal_id": "terminal", "shell_id": "shell", "ids": "all"}
+_KINDS: Final = {
+    "process_id": "process",
+    "terminal_id": "terminal",
+    "shell_id": "shell",
+    "ids": "all",
+    "id": "sandbox",
+}
 #: Verbs whose argument has the name of another kind.
-_EXCEPTIONS: Final = {"kill": "process"}
+_EXCEPTIONS: Final = {"kill": "process", "sandbox": "sandbox"}
 
 _BASH: Final = """\
 _holdfast() {
@@ -63,6 +69,13 @@ _ZSH: Final = """\
 autoload -U +X compinit && compinit -C
 autoload -U +X bashcompinit && bashcompinit
 """
+#: By position: `__fish_seen_subcommand_from rm` also holds for `holdfast sandbox rm`.
+_FISH: Final = """\
+function __holdfast_at -d 'Whether the line has this verb, and one of these sub-verbs'
+    set -l words (commandline -opc)
+    test "$words[2]" = "$argv[1]"; or return 1
+    test (count $argv) -eq 1; or contains -- "$words[3]" $argv[2..]
+end"""
 
 
 class CompletionWords(NamedTuple):
@@ -78,7 +91,7 @@ def command(
         Literal["bash", "zsh", "fish", "ids"], typer.Argument(metavar="SHELL", help="bash, zsh or fish.")
     ],
     kind: Annotated[
-        str | None, typer.Argument(metavar="[KIND]", help="After ids: process, terminal, shell or all.")
+        str | None, typer.Argument(metavar="[KIND]", help="After ids: process, terminal, shell, sandbox or all.")
     ] = None,
     sandbox: SandboxOption = LOCAL,
 ) -> int:
@@ -120,6 +133,7 @@ def _assignments(found: CompletionWords) -> str:
 
 def _fish() -> str:
     lines = [
+        _FISH,
         "complete -c holdfast -n __fish_use_subcommand -f",
         *(
             f"complete -c holdfast -n __fish_use_subcommand -a {verb} -d {_quoted(VERBS[verb].help)}"
@@ -129,15 +143,13 @@ def _fish() -> str:
     for verb in VERBS:
         subs = sub_verbs(verb)
         names = " ".join(subs)
-        seen = f"__fish_seen_subcommand_from {verb}"
+        seen = f"__holdfast_at {verb}"
         if subs:
-            lines.append(
-                f"complete -c holdfast -n '{seen}; and not __fish_seen_subcommand_from {names}' -f -a '{names}'"
-            )
-            seen_none = f"{seen}; and not __fish_seen_subcommand_from {names}"
+            seen_none = f"{seen}; and not __holdfast_at {verb} {names}"
+            lines.append(f"complete -c holdfast -n '{seen_none}' -f -a '{names}'")
             lines += _fish_lines(seen_none, completed(verb))
             for name, each in subs.items():
-                lines += _fish_lines(f"{seen}; and __fish_seen_subcommand_from {name}", each)
+                lines += _fish_lines(f"{seen} {name}", each)
         else:
             lines += _fish_lines(seen, completed(verb))
     return "\n".join(lines) + "\n"

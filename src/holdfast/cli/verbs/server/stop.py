@@ -19,7 +19,7 @@ from holdfast.cli.support.typed_verb import run_async
 from holdfast.cli.verbs.inside.stopping import ServerContents, StopResult, patience, stop_at
 from holdfast.cli.verbs.server.server_at import connected, is_websocket, run_inside, socket_at
 from holdfast.errors import InvalidParams, SandboxError, TransportError
-from holdfast.wire import messages as m, methods
+from holdfast.wire import messages as m
 
 HEADER: Final = ("KIND", "ID", "COMMAND")
 #: Between two pings of a server at a WebSocket, to detect its end.
@@ -100,11 +100,11 @@ async def _stop_by_call(sandbox: str, grace: float | None, force: bool) -> StopR
         if not force and (refused := contents.refusal(status.pid)) is not None:
             return refused
         params = m.ShutdownParams(None if grace is None else round(grace * 1000))
-        await api.connection.call(methods.SERVER_SHUTDOWN, params)
+        await api.connection.call(m.SERVER_SHUTDOWN, params)
         try:
             async with asyncio.timeout(patience(grace)):
                 while True:
-                    await api.connection.call(methods.PING, m.Empty())
+                    await api.connection.call(m.PING, m.Empty())
                     await asyncio.sleep(_PING_SECONDS)
         except TransportError:
             return StopResult(0, contents.report(status.pid, stopped=True))

@@ -24,7 +24,6 @@ METADATA: Final = "e2b.metadata"
 ON_TIMEOUT: Final = "e2b.on-timeout"
 AUTO_RESUME: Final = "e2b.auto-resume"
 PUBLIC: Final = "e2b.public"
-INTERNET: Final = "e2b.internet"
 NAMES: Final = "e2b.names"
 SOURCE: Final = "e2b.source"
 IDEMPOTENCY: Final = "e2b.idempotency"
@@ -34,10 +33,6 @@ _NEVER: Final = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC)
 
 def is_sandbox(ref: SandboxRef) -> bool:
     return ref.labels.get(KIND) == SANDBOX
-
-
-def is_snapshot(ref: SandboxRef) -> bool:
-    return ref.labels.get(KIND) == SNAPSHOT
 
 
 def metadata_of(ref: SandboxRef) -> dict[str, str]:

@@ -5,7 +5,7 @@ An unknown field of a body is refused: it may restrict the sandbox. So is a rest
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -147,6 +147,3 @@ def _host(entry: str) -> str:
     if bits != ("128" if ":" in address else "32"):
         raise invalid(f"network.allowOut: {entry!r}: an address range cannot be allowed, only names and addresses")
     return address
-
-
-OnTimeout = Literal["kill", "pause"]

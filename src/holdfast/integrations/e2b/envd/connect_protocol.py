@@ -15,7 +15,7 @@ import msgspec
 from starlette.types import Receive, Send
 
 from holdfast.errors import HoldfastError
-from holdfast.integrations.e2b.problems import CONNECT_STATUS, Problem, invalid, problem_of
+from holdfast.integrations.e2b.problems import CONNECT_STATUS, Problem, invalid, problem_of, timed_out
 
 #: The header of an envelope: flags and the length of the message.
 _HEADER: Final = struct.Struct(">BI")
@@ -172,7 +172,7 @@ async def stream(
         elif gone.done():
             return
         else:
-            problem = Problem(504, "deadline_exceeded", "the timeout of the request is over")
+            problem = timed_out()
     except Problem as raised:
         problem = raised
     except HoldfastError as error:

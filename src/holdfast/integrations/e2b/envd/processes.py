@@ -22,8 +22,15 @@ from holdfast.errors import CwdNotFound, UnknownProcess
 from holdfast.exec_api import EventStream
 from holdfast.integrations.e2b.envd import messages as m
 from holdfast.integrations.e2b.envd.connect_protocol import Envelopes, Last, decode, timeout_of
-from holdfast.integrations.e2b.open_sandbox import KERNEL_PREFIX, MAX_TAG_BYTES, OpenSandbox, process_id, tag_of
-from holdfast.integrations.e2b.problems import invalid, not_found
+from holdfast.integrations.e2b.open_sandbox import (
+    KERNEL_PREFIX,
+    MAX_TAG_BYTES,
+    OpenSandbox,
+    is_late,
+    process_id,
+    tag_of,
+)
+from holdfast.integrations.e2b.problems import invalid, not_found, timed_out
 from holdfast.types import EnvPolicy, Exited, ExitStatus, OutputChunk, OutputGap, ProcessSpec, TerminalSize
 
 KEEPALIVE: Final[dict[str, Any]] = {"event": {"keepalive": {}}}
@@ -97,6 +104,9 @@ async def start(
         process, events = await _start(opened, msgspec.structs.replace(spec, cwd="/"))
     opened.remember(process)
     async for message in _events(opened, process, events):
+        if isinstance(message, Last) and is_late(process.id):
+            # The kill at the deadline may be faster than the timer of this stream.
+            raise timed_out()
         yield message
 
 

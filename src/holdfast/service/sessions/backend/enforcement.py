@@ -11,7 +11,7 @@ from typing import Final
 
 from holdfast.service.policy.profiles import is_container
 from holdfast.service.problems import Denied, Invalid
-from holdfast.service.types import Guard, ServiceStruct, SessionPolicy
+from holdfast.service.types import Guard, Resources, ServiceStruct, SessionPolicy
 from holdfast.types import ConfinedNetwork, Confinement, ConfinementMode, EnvironmentInfo, Limits
 
 REASON: Final = "GUARD_UNAVAILABLE"
@@ -209,11 +209,11 @@ def _works(guard: Guard, policy: SessionPolicy, offered: _Features, confinement:
 def _limits(policy: SessionPolicy, offered: _Features) -> Limits | None:
     """Return the rlimits of each process: weaker than a cgroup, for sandboxes without one."""
     resources = policy.resources
-    limits = Limits(
-        cpu_seconds=resources.cpu_seconds,
-        memory_bytes=None if "cgroup.memory" in offered else resources.memory_bytes,
-        processes=None if "cgroup.pids" in offered else resources.processes,
-        file_size_bytes=resources.file_size_bytes,
-        core_bytes=0 if policy.sandbox_mode != "none" else None,
-    )
+    common = set(Limits.__struct_fields__).intersection(Resources.__struct_fields__)
+    values = {name: getattr(resources, name) for name in common}
+    if "cgroup.memory" in offered:
+        del values["memory_bytes"]
+    if "cgroup.pids" in offered:
+        del values["processes"]
+    limits = Limits(**values, core_bytes=0 if policy.sandbox_mode != "none" else None)
     return None if limits == Limits() else limits

@@ -1,4 +1,4 @@
-"""Short requests are answered as all others, in any pieces; requests that differ go to the HTTP parser."""
+"""Short requests are answered as all others, in any pieces; requests that differ go to the application."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from holdfast.service.api import RunRequest, RunResult
 from holdfast.service.fronts.http import HttpSettings
-from holdfast.service.fronts.short_requests import LONGEST_BODY, ShortRequest, short_request
 from holdfast.service.problems import Problem
 from holdfast.service.settings import ServiceSettings
 from holdfast.session.v1 import session_pb2 as pb
@@ -45,7 +44,7 @@ class Reply:
 
     @property
     def is_short(self) -> bool:
-        """Whether the connection answered by itself: the application sends no length."""
+        """Whether `UnaryCalls` answered: the application sends no length."""
         return "\r\ncontent-length: " in self.head
 
 
@@ -88,65 +87,32 @@ class Connection:
         self._writer.close()
 
 
-# --- recognition --------------------------------------------------------------------------------------------------
-
-
-def test_a_short_request_is_recognized_with_what_is_missing_of_its_body() -> None:
-    headers = {
-        "host": "here",
-        "authorization": f"Bearer {ANNA}",
-        "content-type": "application/json",
-        "content-length": "18",
-    }
-    whole = ShortRequest(f"{PATH}/GetSession", headers, GET_SESSION, 0)
-    assert short_request(request()) == whole
-    assert short_request(request()[:-3]) == whole._replace(body=GET_SESSION[:-3], missing=3)
-    assert short_request(request()[:-18]) == whole._replace(body=b"", missing=18)
-    kept = short_request(request(more="Connection: Keep-Alive\r\nX-Empty:x\r\n"))
-    assert kept is not None
-    assert kept.headers["x-empty"] == "x"
-
-
 @pytest.mark.parametrize(
-    "data",
+    "more",
     [
-        b"",
-        request()[:-19],
-        request() + b"G",
-        request() + request(),
-        b"\r\n" + request(),
-        request().replace(b"POST", b"GET"),
-        request().replace(b"POST", b"post"),
-        request().replace(b"HTTP/1.1", b"HTTP/1.0"),
-        request().replace(b"GetSession", b"Get%53ession"),
-        request().replace(b"GetSession", b"GetSession?a=b"),
-        request().replace(b"\r\nHost: here", b""),
-        request().replace(b"Content-Length: 18\r\n", b""),
-        request().replace(b"Length: 18", b"Length: +18"),
-        request().replace(b"Length: 18", b"Length: 18, 18"),
-        request().replace(b"\r\n", b"\n"),
-        request().replace(b"Host: here", b"Host : here"),
-        request().replace(b"Host: here", b"Host: here\r\n folded"),
-        request().replace(b"Host: here", b"Host: h\xc3\xa9re"),
-        request().replace(b"Host: here", b"Host: he\x00re"),
-        request(more="Content-Length: 18\r\n"),
-        request(more="Host: there\r\n"),
-        request(more="Transfer-Encoding: chunked\r\n"),
-        request(more="Content-Encoding: gzip\r\n"),
-        request(more="Expect: 100-continue\r\n"),
-        request(more="Upgrade: websocket\r\n"),
-        request(more="Connection: close\r\n"),
-        request(more="Connection: keep-alive, upgrade\r\n"),
-        request(more=f"X: {'y' * 9_000}\r\n"),
-        request(body=b"x" * (LONGEST_BODY + 1)),
-        request().replace(b"Length: 18", b"Length: 99999999999"),
+        "Connect-Timeout-Ms: 60000\r\n",
+        "Content-Encoding: identity\r\n",
+        "X-Repeated: a\r\nX-Repeated: b\r\n",
+        "X-Name: \u00fc\r\n",
     ],
+    ids=["deadline", "encoding", "repeated", "not ascii"],
 )
-def test_other_requests_are_left_to_the_parser(data: bytes) -> None:
-    assert short_request(data) is None
+async def test_requests_with_more_than_a_call_needs_are_left_to_the_application(more: str) -> None:
+    async with OverHttp() as fronts:
+        connection = await Connection.to(fronts)
+        reply = await connection.call(request(more=more))
+        assert (reply.status, reply.is_short) == (200, False)
+        assert (await connection.call(request())).is_short
+        connection.close()
 
 
-# --- replies ------------------------------------------------------------------------------------------------------
+async def test_long_requests_are_left_to_the_application() -> None:
+    async with OverHttp() as fronts:
+        connection = await Connection.to(fronts)
+        body = b'{"sessionId":"s1"' + b" " * 65_536 + b"}"
+        reply = await connection.call(request(body=body))
+        assert (reply.status, reply.is_short) == (200, False)
+        connection.close()
 
 
 async def both_ways(fronts: Fronts, **options: Any) -> Reply:
@@ -215,7 +181,6 @@ async def test_requests_in_pieces_and_ahead_of_their_turn_are_answered_in_order(
         assert (await connection.call(whole[:-18], whole[-18:])).is_short
         assert (await connection.call(whole[:-18], whole[-18:-5], whole[-5:])).is_short
         assert (await connection.call(whole[:30], whole[30:])).status == 200
-        # The parser has given the connection back.
         assert (await connection.call(whole)).is_short
         await connection.send(request("RunCommand", b'{"sessionId":"s1","command":"make"}'))
         await begun.wait()
@@ -290,7 +255,7 @@ async def test_a_stop_does_not_wait_for_a_call_that_does_not_end() -> None:
         async with asyncio.timeout(60):
             await fronts.http.stop(0.2)
         await fronts.sessions.until_open(0)
-        assert await connection.ended()
+        await connection.ended()
         connection.close()
         assert fronts.admission.under_way == 0
 
