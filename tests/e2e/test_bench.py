@@ -15,6 +15,7 @@ import pytest
 
 from bench import integrations
 from bench.integrations import AT_MOST_EQUAL, CONTESTS, MARK
+from tests.sandbox.real_agents import require_agents
 from tests.support.engines import Missing, need
 from tests.support.postgres import postgres_programs
 
@@ -235,3 +236,16 @@ def test_a_contest_without_its_environment_is_named(
     monkeypatch.setattr(integrations, "interpreter", lambda _: None)
     assert integrations.measure("inspect-docker") == []
     assert capsys.readouterr().err == "inspect-docker: no environment: make integrations ONLY=inspect\n"
+
+
+def test_exec_servers_are_compared_over_stdio() -> None:
+    """Both servers take the same messages, and every byte of the output arrives."""
+    require_agents()
+    run = [sys.executable, "-m", "bench.exec_servers", "--only", "stdio", "--quick"]
+    printed = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
+    head, _, *rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in printed.splitlines()]
+    assert [name.split()[0] for name in head] == ["Codex", "holdfast"]
+    assert len(rows) == 7
+    assert all(cell for row in rows for cell in row)
+    assert [cell.endswith("all of the bytes") for cell in rows[3]] == [True, True]
+    assert rows[4][1].endswith("none of its processes left")

@@ -240,6 +240,21 @@ def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "1000"])
 
 
+async def test_a_member_that_no_table_has_is_found_by_its_mark_and_stopped(
+    box: LocalExec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await box.start(ProcessSpec("p", ("sleep", "1000")))
+    tree = box.process("p").tree
+    # On a busy machine other processes would be newer.
+    monkeypatch.setattr("holdfast.runtime.tree.table_reader.newest_pids", lambda: [1, tree.leader])
+    found, other = await asyncio.gather(tree._tables.hunt(tree.mark), tree._tables.hunt(new_mark()))
+    assert (found, other) == ({tree.leader: read_entry(tree.leader)}, {})
+    async with asyncio.timeout(SAFETY_NET):
+        state = await asyncio.to_thread(os.waitid, os.P_PID, tree.leader, os.WSTOPPED | os.WNOWAIT)
+    assert state is not None
+    assert state.si_status == signal.SIGSTOP
+
+
 async def test_an_id_that_was_used_again_is_not_signalled() -> None:
     """The table is older than the pid's present owner: no signal goes to the new owner."""
     child = sleeper()
@@ -292,6 +307,22 @@ def test_members_by_parent_by_session_and_by_mark(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(table, "carries", lambda pid, wanted: pid in {104})
     assert sorted(table.members(100, leader_lives=False, mark=mark)) == [104, 105]
     assert sorted(table.members(100, leader_lives=False, mark=mark, inside=[200])) == [104, 105, 200]
+
+
+def test_the_orphans_of_a_table_are_computed_once_for_all_trees() -> None:
+    class Leaders:
+        checked = 0
+
+        def __contains__(self, pid: object) -> bool:
+            self.checked += 1
+            return True
+
+    count = 200
+    entries = {pid: Entry(pid, os.getpid(), pid, b"0", False) for pid in range(10**6, 10**6 + count)}
+    table, leaders = ProcessTable({**entries, os.getpid(): Entry(os.getpid(), 1, 1, b"0", False)}), Leaders()
+    for pid in entries:
+        assert list(table.members(pid, leader_lives=True, mark=1, others=leaders)) == [pid]
+    assert leaders.checked <= 2 * count
 
 
 def test_the_dead_are_no_members() -> None:

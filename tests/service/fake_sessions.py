@@ -350,7 +350,7 @@ class SeenCall:
     def __init__(self, seen: Seen, front: str, method: str) -> None:
         self._seen, self._front, self._method, self._agent = seen, front, method, ""
 
-    def concerns(self, session_id: str, command_id: str) -> None:
+    def concerns(self, session_id: str = "", command_id: str = "") -> None:
         self._seen.concerned |= {each for each in (session_id, command_id) if each}
 
     def identified(self, caller: Caller) -> None:

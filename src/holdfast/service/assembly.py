@@ -7,6 +7,7 @@ they continue in their sandboxes.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -70,6 +71,8 @@ from holdfast.service.views.session_views import SessionViews
 STOP_SECONDS: Final = 5.0
 #: The client name that servers in sandboxes get; `holdfast stop` shows it.
 CLIENT_NAME: Final = "holdfast-service"
+#: New objects before a collection: those of some dozens of calls. 700 are one call.
+_YOUNG_OBJECTS: Final = 20_000
 
 _log = logging.getLogger("holdfast.service")
 
@@ -313,6 +316,7 @@ async def run_service(settings: ServiceSettings, announce: Callable[[StartupRepo
     try:
         _on_signals(_cancel_this_task())
         started = await service.start()
+        _settle_collector()
         _on_signals(stopping.set)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, service.reload)
         announce(started)
@@ -324,6 +328,16 @@ async def run_service(settings: ServiceSettings, announce: Callable[[StartupRepo
     finally:
         undo()
     return 0
+
+
+def _settle_collector() -> None:
+    """Exempt the objects of the start, most of them modules, from collections, and collect less often.
+
+    A traversal of them for each call took a tenth of the processor time under load. Calls leave few cycles behind.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def _on_signals(do: Callable[[], object]) -> None:

@@ -154,6 +154,7 @@ class ProcessTable(Generic[RowT]):
         #: False if a new process had ended before its entry was read: it may have forked another.
         self.complete = complete
         self._marks: dict[int, int | None] = {}
+        self._orphans: tuple[Container[int], list[int]] | None = None
 
     @staticmethod
     def read(seen: Container[int] = ()) -> ProcessTable[Entry]:
@@ -186,6 +187,12 @@ class ProcessTable(Generic[RowT]):
             pid = self.entries[pid].parent
         return [child for adopter in adopters for child in self.children.get(adopter, ())]
 
+    def orphans(self, others: Container[int]) -> list[int]:
+        """The possible orphans without `others`, computed once for all trees of a server that use this table."""
+        if self._orphans is None or self._orphans[0] is not others:
+            self._orphans = others, [pid for pid in self.adopted if pid not in others]
+        return self._orphans[1]
+
     def carries(self, pid: int, mark: int) -> bool:
         """Whether a process has this mark, so descends from the process that got it."""
         if pid not in self._marks:
@@ -212,7 +219,7 @@ class ProcessTable(Generic[RowT]):
             roots.add(leader)
         else:
             roots = {pid for pid in roots if self.carries(pid, mark)}
-        candidates = (pid for pid in self.adopted if pid not in roots and pid not in others)
+        candidates = (pid for pid in self.orphans(others) if pid not in roots)
         roots |= {pid for pid in candidates if self.carries(pid, mark)}
         roots.update(inside)
         return self.descendants(roots)

@@ -10,6 +10,7 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final, Literal, Protocol
 
 from holdfast.service.access.rates import Rates
@@ -32,7 +33,7 @@ class CallObservation(Protocol):
         """The caller is authenticated."""
         ...
 
-    def concerns(self, session_id: str, command_id: str) -> None:
+    def concerns(self, session_id: str = "", command_id: str = "") -> None:
         """The call concerns this session and command; an empty id is not known yet."""
         ...
 
@@ -79,8 +80,8 @@ class AdmittedCall:
         return reply
 
     def _concerns(self, message: Any) -> None:
-        if self._observed is not None:
-            self._observed.concerns(getattr(message, "session_id", ""), getattr(message, "command_id", ""))
+        if self._observed is not None and (names := _ids_of(message.DESCRIPTOR)):
+            self._observed.concerns(**{name: getattr(message, name) for name in names})
 
     def interrupt(self) -> None:
         """End the call because the service stops."""
@@ -163,6 +164,12 @@ class Admission:
     @property
     def under_way(self) -> int:
         return len(self._calls)
+
+
+@cache
+def _ids_of(descriptor: Any) -> tuple[str, ...]:
+    """Return the ids that a message with this descriptor has."""
+    return tuple(name for name in ("session_id", "command_id") if name in descriptor.fields_by_name)
 
 
 def stopping() -> Unavailable:

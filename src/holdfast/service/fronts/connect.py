@@ -18,13 +18,14 @@ from connectrpc.errors import ConnectError, ErrorDetail
 from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
 from connectrpc.request import RequestContext
 from connectrpc.server import ConnectASGIApplication, Endpoint
-from google.protobuf.json_format import MessageToJson, Parse
+from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 from protobuf.wkt import Any as PackedAny, Struct as JsonObject
 from starlette.types import ASGIApp
 
 from holdfast.service.access.admission import Admission, AdmittedCall, bug
 from holdfast.service.fronts.handler import SERVICE_NAME, Handler, RpcMethod, methods
+from holdfast.service.fronts.json_codec import from_json, to_json
 from holdfast.service.fronts.status_details import details_of, message_of
 from holdfast.service.problems import Problem
 
@@ -133,20 +134,16 @@ class _AdmissionInterceptor:
 
 
 class _JsonCodec(Codec[Any, Any]):
-    """Proto JSON on one line, with every field: `exitCode` is present when it is 0.
-
-    An unknown field is an error: a misspelt name in a policy must not be ignored.
-    """
+    """An unknown field is an error: a misspelt name in a policy must not be ignored."""
 
     def name(self) -> str:
         return "json"
 
     def encode(self, message: Any) -> bytes:
-        return MessageToJson(message, indent=None, always_print_fields_with_no_presence=True).encode()
+        return to_json(message)
 
     def decode(self, data: bytes | bytearray, message_class: type[Any]) -> Any:
-        # An empty body (`curl -d ''`) is an empty request.
-        return Parse(bytes(data) or b"{}", message_class(), ignore_unknown_fields=False)
+        return from_json(bytes(data), message_class)
 
 
 def connect_error(problem: Problem) -> ConnectError:

@@ -30,6 +30,7 @@ from holdfast.service.fronts.listening import TlsFiles, bind, check_address, par
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.fronts.requests import KIB, MOST_INPUT
 from holdfast.service.fronts.status_details import message_of
+from holdfast.service.fronts.unary_calls import UnaryCalls
 from holdfast.service.fronts.web_guard import WebGuard
 from holdfast.service.fronts.web_server import WebServer
 from holdfast.service.fronts.web_socket import LARGEST_MESSAGE, WebSocketStreams
@@ -88,7 +89,8 @@ class HttpFront:
         # A redirect would contain the `Host` of the request, which the client chooses.
         app.router.redirect_slashes = False
         loopback = self._address.is_local and not self._address.is_unix
-        self._app = WebGuard(app, settings.allowed_hosts, loopback=loopback)
+        calls = UnaryCalls(app, handler, admission, settings.request_seconds)
+        self._app = WebGuard(calls, settings.allowed_hosts, loopback=loopback)
         self._server: WebServer | None = None
         self._tls: ssl.SSLContext | None = None
         #: `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from typing import Final, get_args
+from typing import Final, NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -31,14 +31,24 @@ _STATES: Final[tuple[str, ...]] = get_args(State)
 _KINDS: Final[tuple[str, ...]] = get_args(Kind)
 
 
+class _MethodMetrics(NamedTuple):
+    """The metrics of one method, with their labels: finding a metric by its labels takes longer than counting."""
+
+    front: str
+    method: str
+    in_flight: Gauge
+    seconds: Histogram
+    #: By the name of a status.
+    calls: dict[str, Counter]
+
+
 class CallTimer:
     """One running call of the API."""
 
-    __slots__ = ("began", "front", "method")
+    __slots__ = ("began", "metrics")
 
-    def __init__(self, front: str, method: str) -> None:
-        self.front = front
-        self.method = method
+    def __init__(self, metrics: _MethodMetrics) -> None:
+        self.metrics = metrics
         self.began = time.perf_counter()
 
 
@@ -49,6 +59,7 @@ class Metrics:
         """`own_process` adds this process's CPU time, memory and descriptors, under the standard names."""
         self.registry = CollectorRegistry()
         self._seen: dict[str, set[str]] = {}
+        self._methods: dict[tuple[str, str], _MethodMetrics] = {}
         if own_process:
             ProcessCollector(registry=self.registry)
         r = self.registry
@@ -255,16 +266,29 @@ class Metrics:
 
     def begin_call(self, front: str, method: str) -> CallTimer:
         """Start a call; `end_call` must follow once."""
-        front, method = self._bounded("front", front), self._bounded("method", method)
-        self.rpc_in_flight.labels(front).inc()
-        return CallTimer(front, method)
+        metrics = self._methods.get((front, method)) or self._method_metrics(front, method)
+        metrics.in_flight.inc()
+        return CallTimer(metrics)
+
+    def _method_metrics(self, front: str, method: str) -> _MethodMetrics:
+        labels = self._bounded("front", front), self._bounded("method", method)
+        metrics = _MethodMetrics(
+            *labels, self.rpc_in_flight.labels(labels[0]), self.rpc_seconds.labels(*labels), {}
+        )
+        if labels == (front, method):
+            self._methods[front, method] = metrics
+        return metrics
 
     def end_call(self, timer: CallTimer, code: str) -> float:
         """End a call with the name of a status; return its seconds."""
         seconds = time.perf_counter() - timer.began
-        self.rpc_in_flight.labels(timer.front).dec()
-        self.rpc_seconds.labels(timer.front, timer.method).observe(seconds)
-        self.rpc_calls.labels(timer.front, timer.method, self._bounded("code", code)).inc()
+        metrics, code = timer.metrics, self._bounded("code", code)
+        metrics.in_flight.dec()
+        metrics.seconds.observe(seconds)
+        calls = metrics.calls.get(code)
+        if calls is None:
+            calls = metrics.calls[code] = self.rpc_calls.labels(metrics.front, metrics.method, code)
+        calls.inc()
         return seconds
 
     @contextlib.contextmanager

@@ -64,12 +64,13 @@ class ObservedCall:
         self._bind(agent_id=caller.agent_id)
         self._span.set("holdfast.agent_id", caller.agent_id)
 
-    def concerns(self, session_id: str, command_id: str) -> None:
-        known = {"session_id": session_id, "command_id": command_id}
-        for name, value in known.items():
-            if value:
-                self._bind(**{name: value})
-                self._span.set(f"holdfast.{name}", value)
+    def concerns(self, session_id: str = "", command_id: str = "") -> None:
+        if session_id:
+            self._bind(session_id=session_id)
+            self._span.set("holdfast.session_id", session_id)
+        if command_id:
+            self._bind(command_id=command_id)
+            self._span.set("holdfast.command_id", command_id)
 
     def end(self, status: str) -> None:
         seconds = self._metrics.end_call(self._timer, status)

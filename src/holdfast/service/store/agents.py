@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import bindparam, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from holdfast.service.access.session_users import UidRange
@@ -13,11 +14,16 @@ from holdfast.service.problems import Exists, NotFound, NotNow
 from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.schema import AGENTS, SESSION_USERS
+from holdfast.service.store.database.sqlite_statements import FREQUENT
 from holdfast.service.store.types import AgentRecord
 from holdfast.service.types import Role
 
 _ROW = AGENTS.c
 _USER = SESSION_USERS.c
+#: Built once: every agent's token is queried every few seconds.
+_FIND: Final = (
+    select(AGENTS).where(_ROW.token_hash.in_(bindparam("names", expanding=True))).execution_options(**FREQUENT)
+)
 #: Replicas that take the same uid at once retry; each round at least one of them succeeds.
 _TRIES: Final = 100
 
@@ -66,8 +72,12 @@ class AgentRows:
 
     async def find_agent(self, token_hash: str) -> AgentRecord | None:
         """Return the agent with this token hash, also a disabled one, which the caller must check."""
-        found = await self._agents(select(AGENTS).where(_ROW.token_hash == token_hash))
-        return found[0] if found else None
+
+        async def work(connection: StoreConnection) -> AgentRecord | None:
+            rows = (await connection.execute(_FIND, {"names": [token_hash]})).mappings()
+            return next((_agent(row) for row in rows), None)
+
+        return await self.database.read(work)
 
     async def agents(self) -> list[AgentRecord]:
         """Return all agents, by name."""
@@ -121,7 +131,7 @@ class AgentRows:
         changed = update(AGENTS).where(_ROW.agent_id == agent_id).values(_columns(fields)).returning(*_ROW)
 
         async def work(connection: StoreConnection) -> AgentRecord | None:
-            row = (await connection.execute(changed)).first()
+            row = (await connection.execute(changed)).mappings().first()
             return None if row is None else _agent(row)
 
         try:
@@ -134,7 +144,7 @@ class AgentRows:
 
     async def _agents(self, statement: Any) -> list[AgentRecord]:
         async def work(connection: StoreConnection) -> list[AgentRecord]:
-            return [_agent(row) for row in await connection.execute(statement)]
+            return [_agent(row) for row in (await connection.execute(statement)).mappings()]
 
         return await self.database.read(work)
 
@@ -144,8 +154,8 @@ def _columns(fields: dict[str, Any]) -> dict[str, Any]:
     return fields | limits
 
 
-def _agent(row: Any) -> AgentRecord:
-    return AgentRecord(**{**row._mapping, "limits": msgspec.json.decode(row.limits, type=dict[str, Any])})
+def _agent(row: Mapping[Any, Any]) -> AgentRecord:
+    return AgentRecord(**{**row, "limits": msgspec.json.decode(row["limits"], type=dict[str, Any])})
 
 
 def _no_agent(agent_id: str) -> NotFound:

@@ -227,10 +227,11 @@ class ShellFollower(SessionFollower):
         run = self._runs.get(command.command_id)
         if run is None:
             return None
-        with contextlib.suppress(TimeoutError):
+        if not run.over.is_set():
             # Output of a longer command counts as activity while it is printed.
-            async with asyncio.timeout(_RUN_SECONDS):
-                await run.over.wait()
+            too_long = asyncio.get_running_loop().call_later(_RUN_SECONDS, run.over.set)
+            await run.over.wait()
+            too_long.cancel()
         if run.outcome is None or run.outcome.logged is None:
             return None
         self.last_exit_code = run.outcome.exit_code

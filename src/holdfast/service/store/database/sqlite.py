@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -51,6 +52,9 @@ class SqliteEngine:
         self._connection: sqlalchemy.Connection | None = None
         self._frequent = FrequentStatements(self._writing.dialect)
         self._reading = _engine(url, "BEGIN", READERS)
+        #: The reading connection of each thread, opened on first use, and all of them.
+        self._own = threading.local()
+        self._opened: list[sqlalchemy.Connection] = []
         # One thread: writes queue for it in order.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="holdfast-store-write")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="holdfast-store-read")
@@ -80,8 +84,21 @@ class SqliteEngine:
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, work)
 
     def _read(self, work: Work[T]) -> T:
-        with self._reading.begin() as connection:
+        connection = self._reading_connection()
+        with connection.begin():
             return _finished(work(_ThreadConnection(connection, self._frequent)))
+
+    def _reading_connection(self) -> sqlalchemy.Connection:
+        """Return the connection of this thread: taking one from the pool for each read costs a few statements."""
+        connection: sqlalchemy.Connection | None = getattr(self._own, "connection", None)
+        if connection is not None and connection.invalidated:
+            connection.close()
+            self._opened.remove(connection)
+            connection = None
+        if connection is None:
+            connection = self._own.connection = self._reading.connect()
+            self._opened.append(connection)
+        return connection
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[StoreConnection]:
@@ -113,6 +130,8 @@ class SqliteEngine:
         for executor, engine in ((self._writer, self._writing), (self._readers, self._reading)):
             await asyncio.to_thread(executor.shutdown)
             self._close_writing()
+            for connection in self._opened:
+                connection.close()
             engine.dispose()
 
 
@@ -198,6 +217,9 @@ def _engine(url: URL, begin: str, connections: int) -> sqlalchemy.Engine:
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute(f"PRAGMA synchronous={synchronous}")
         cursor.execute("PRAGMA foreign_keys=ON")
+        # The pages that a statement changes are saved until its end, by default in a file, which an insert of many
+        # rows would make each time. A statement of this package changes some dozens of pages.
+        cursor.execute("PRAGMA temp_store=MEMORY")
         cursor.close()
 
     @event.listens_for(engine, "begin")

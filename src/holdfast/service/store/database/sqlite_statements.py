@@ -20,9 +20,10 @@ from sqlalchemy.exc import DBAPIError
 #: Marks such a statement: `statement.execution_options(**FREQUENT)`. It is built once; its search values, if any,
 #: are a list `names`.
 FREQUENT: Final = {"holdfast_frequent": True}
-#: Rows of one statement, the largest first. A text is compiled for each of these numbers and no other, so that the
-#: driver keeps the compiled statements; the largest has less than 999 values, a limit of older versions of SQLite.
-_ROWS: Final = (32, 8, 1)
+#: Rows of one statement. A text is compiled for each of these numbers and no other, so that the driver keeps the
+#: compiled statements; rows that are missing are NULL, and change nothing. The largest has less than 999 values, a
+#: limit of older versions of SQLite.
+_ROWS: Final = (1, 8, 32)
 
 
 class _Text(NamedTuple):
@@ -60,9 +61,12 @@ class FrequentStatements:
         try:
             if text.columns:
                 return StatementResult([_row(text, row) for row in _found(driver, text, many[0]["names"])])
-            for rows in _pieces(many):
-                sql = self._for_rows.get((text.sql, len(rows))) or self._repeated(text.sql, len(rows))
-                driver.execute(sql, [each[name] for each in rows for name in text.names])
+            for done in range(0, len(many), _ROWS[-1]):
+                rows = many[done : done + _ROWS[-1]]
+                size = next(size for size in _ROWS if size >= len(rows))
+                sql = self._for_rows.get((text.sql, size)) or self._repeated(text.sql, size)
+                values = [each[name] for each in rows for name in text.names]
+                driver.execute(sql, values + [None] * ((size - len(rows)) * len(text.names)))
             return StatementResult([])
         except sqlite3.Error as error:
             raise as_sqlalchemy(error, text.sql) from error
@@ -83,19 +87,20 @@ class FrequentStatements:
         return text
 
     def _repeated(self, sql: str, count: int) -> str:
-        """Return the text of an insert or update for so many rows."""
+        """Return the text of an insert or update for up to so many rows; the key of a missing one is NULL."""
         width = sql.count("?")
         row = f"({', '.join('?' * width)})"
-        rows = ", ".join([row] * count)
+        rows = f"(VALUES {', '.join([row] * count)}) AS new"
         if count == 1:
             text = sql
         elif sql.startswith("INSERT"):
-            text = sql.replace(row, rows)
+            # The first column is in the key of every table.
+            text = sql.replace(f"VALUES {row}", f"SELECT * FROM {rows} WHERE new.column1 IS NOT NULL")
         else:
             first, *rest = sql.split("?")
             numbered = first + "".join(f"new.column{number}{part}" for number, part in enumerate(rest, 1))
             change, _, which = numbered.rpartition(" WHERE ")
-            text = f"{change} FROM (VALUES {rows}) AS new WHERE {which}"
+            text = f"{change} FROM {rows} WHERE {which}"
         self._for_rows[sql, count] = text
         return text
 
@@ -107,14 +112,6 @@ def _found(driver: sqlite3.Connection, text: _Text, names: Sequence[str]) -> Ite
     else:
         for name in names:
             yield from driver.execute(text.sql, [name])
-
-
-def _pieces(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
-    done = 0
-    for size in _ROWS:
-        while len(rows) - done >= size:
-            yield rows[done : done + size]
-            done += size
 
 
 def _row(text: _Text, row: Sequence[Any]) -> dict[str, Any]:
