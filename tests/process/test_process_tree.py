@@ -244,7 +244,7 @@ async def test_a_member_that_no_table_has_is_found_by_its_mark_and_stopped(
     box: LocalExec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await box.start(ProcessSpec("p", ("sleep", "1000")))
-    tree = box.process("p").tree
+    tree = box.processes.process("p").tree
     # On a busy machine other processes would be newer.
     monkeypatch.setattr("holdfast.runtime.tree.table_reader.newest_pids", lambda: [1, tree.leader])
     found, other = await asyncio.gather(tree._tables.hunt(tree.mark), tree._tables.hunt(new_mark()))
