@@ -92,7 +92,8 @@ async def test_an_idle_connection_takes_less_than_100_kilobytes(cluster: Cluster
             holdfast.create("kubernetes", image=images.BUSYBOX, network="host", options=NEVER)
         )
         connect = functools.partial(holdfast.connect, box.ref.address)
-        await stack.enter_async_context(connect())  # fills caches
+        first = await stack.enter_async_context(connect())
+        assert (await first.exec(["true"])).success  # fills caches
         tracemalloc.start()
         stack.callback(tracemalloc.stop)
         boxes = [await stack.enter_async_context(connect()) for _ in range(count)]

@@ -165,13 +165,16 @@ class Claims:
                 raise
 
     async def set_mode(self, id: str, mode: Mode, seconds: float) -> None:
-        """Suspend or resume the Sandbox of a claim, and wait until its pod is gone or ready."""
+        """Suspend or resume the Sandbox of a claim; wait until its pod is gone or ready, and the claim shows it."""
         name = (await self.get(id)).status.sandbox.name
         await set_mode(self._api, self._namespace, name, mode)
         done = _is_ready if mode == "Running" else _is_suspended
         await self._until(
             path_of(GROUP, "sandboxes", self._namespace, name), SandboxObject, done, seconds, f"sandbox {name}"
         )
+        # Its own controller copies the state, a moment later.
+        shown = _is_bound if mode == "Running" else _is_unready
+        await self._until(self._path(id), ClaimObject, shown, seconds, f"claim {id}")
 
     async def _until(
         self, path: str, kind: type[Any], done: Callable[[Any], bool], seconds: float, what: str
@@ -196,6 +199,10 @@ class Claims:
 
 def _is_bound(claim: ClaimObject) -> bool:
     return bool(claim.status.sandbox.name) and claim.state == "running"
+
+
+def _is_unready(claim: ClaimObject) -> bool:
+    return claim.state != "running"
 
 
 def _is_ready(sandbox: SandboxObject) -> bool:
