@@ -374,6 +374,27 @@ async def test_without_descriptors_starts_are_refused_and_what_runs_goes_on() ->
         assert (await box.exec(["echo", "again"])).stdout == "again\n"
 
 
+async def _started_until_refused(box: Sandbox, most: int) -> list[int]:
+    pids = []
+    try:
+        for _ in range(most):
+            pids.append((await box.start(["sleep", "1000"], stdin="open")).pid)
+    except ResourceExhausted:
+        return pids
+    raise AssertionError(f"{most} processes were started")
+
+
+async def test_a_stop_ends_everything_where_not_all_can_have_a_descriptor_at_once() -> None:
+    with running_server() as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (400, 400))
+            pids = await _started_until_refused(box, 400)
+            assert len(pids) > 64
+        send_signal(server.process.pid, signal.SIGTERM)
+        assert server.process.wait(PATIENCE_SECONDS) == 0
+        assert [pid for pid in pids if is_alive(pid)] == []
+
+
 async def test_who_connects_while_there_are_no_descriptors_waits_and_the_log_tells_once() -> None:
     async with on_server() as (server, box), bystander(box):
 
