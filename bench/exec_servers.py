@@ -31,6 +31,7 @@ from websockets.sync.client import ClientConnection, connect
 
 import holdfast
 from bench.servers import BenchmarkError, memory_bytes
+from holdfast.launch.pidfd_signals import signal_process
 from tests.sandbox.real_agents import AGENTS
 from tests.support.servers import server_environment
 
@@ -268,15 +269,18 @@ def kill(server: Server) -> tuple[float, int]:
 
 def _sleepers(mark: str, *, end: bool = False) -> int:
     """The processes with this argument; with `end`, they are killed."""
-    found = 0
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(entry.name)
-            if (entry / "cmdline").read_bytes() == f"sleep\0{mark}\0".encode():
-                found += 1
-                if end:
-                    os.kill(pid, signal.SIGKILL)
-    return found
+
+    def is_one(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/cmdline").read_bytes() == f"sleep\0{mark}\0".encode()
+        except OSError:
+            return False
+
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    found = [pid for pid in pids if is_one(pid)]
+    for pid in found if end else ():
+        signal_process(pid, signal.SIGKILL, is_one)
+    return len(found)
 
 
 def memory(server: Server) -> tuple[float, float]:

@@ -139,7 +139,7 @@ async def test_the_environment(server: RunningServer, tmp_path: Path) -> None:
         assert config["userHomeDir"].startswith("file:///")
         root = {"id": "a", "path": tmp_path.as_uri()}
         (found,) = (await codex.request("capabilityRoots/discoverV1", {"roots": [root]}))["roots"]
-        assert (found["id"], found["skills"], "no plugins" in found["error"]) == ("a", [], True)
+        assert (found["id"], found["skills"], "does not search for plugins" in found["error"]) == ("a", [], True)
         found = await codex.request("capabilities/discoverV2", {"cwd": tmp_path.as_uri()})
         assert (found["plugins"], found["skills"]) == ([], [])
         watch = {"watchId": 1, "missing": [tmp_path.as_uri()]}

@@ -79,9 +79,10 @@ def test_a_child_that_is_forked_has_one_thread() -> None:
     assert done.stdout == b"1", done.stderr
 
 
-def test_workers_begin_with_the_longest_and_one_has_the_engines() -> None:
+def test_workers_begin_with_the_longest_and_few_have_the_engines() -> None:
     assert [location for location in LONGEST_FIRST if not (TESTS.parent / location).exists()] == []
     names = ["tests/unit/runtime/test_keys.py::a", "tests/e2e/test_bench.py::b", "tests/e2e/test_soak.py::c[d::e]"]
     assert sorted(names, key=rank) == [names[1], names[2], names[0]]
     assert unit_of_work(names[2]) == "tests/e2e/test_soak.py"
     assert unit_of_work("tests/sandbox/test_pods.py::f") == unit_of_work("tests/sandbox/test_bundle.py::g")
+    assert unit_of_work("tests/sandbox/test_pods.py::f") != unit_of_work("tests/sandbox/test_fleet_faults.py::g")

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-import msgspec
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.json_format import MessageToDict, Parse
 
@@ -45,7 +44,7 @@ class _Field(NamedTuple):
 
 def to_json(message: Any) -> bytes:
     """Return a message as proto JSON on one line. Fields without presence are printed: `exitCode` even if 0."""
-    return msgspec.json.encode(_printable(message))
+    return json.dumps(_printable(message)).encode()
 
 
 def from_json(data: bytes, message_class: type[Any]) -> Any:
