@@ -20,6 +20,7 @@ from holdfast.runtime.local import LocalExec
 from holdfast.runtime.tree.cgroup import Cgroup, _hierarchies
 from holdfast.runtime.tree.pid_handles import PidHandles
 from holdfast.runtime.tree.process_table import Entry, ProcessTable, new_mark, newest_pids, read_entry, read_mark
+from holdfast.runtime.tree.process_tree import SCARCE_SECONDS
 from holdfast.runtime.tree.table_reader import HUNTS, TableReader
 from holdfast.types import ExitStatus, OutputChunk, ProcessSpec
 from tests.faults.hang_report import process_text
@@ -353,7 +354,26 @@ def test_a_name_with_parentheses_is_read() -> None:
             process.communicate()
 
 
-async def test_a_table_that_cannot_be_read_is_told_and_nobody_hangs(box: LocalExec) -> None:
+async def test_a_kill_waits_for_descriptors_and_is_then_complete(box: LocalExec) -> None:
+    """A kill that gave up here would leave what the leader started."""
+    await box.start(ProcessSpec("p", ("sh", "-c", "sleep 1000 & sleep 1000; wait")))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        ending = asyncio.create_task(box.terminate("p", force=True))
+        await asyncio.sleep(2 * SCARCE_SECONDS)  # an attempt that fails
+        assert not ending.done()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    async with asyncio.timeout(SAFETY_NET):
+        assert await ending
+    assert marked(box) == []
+
+
+async def test_a_table_that_cannot_be_read_is_told_and_nobody_hangs(
+    box: LocalExec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.runtime.tree.process_tree.KILL_TIMEOUT", 0.1)
     await box.start(ProcessSpec("p", ("sleep", "1000")))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
@@ -376,6 +396,7 @@ async def test_an_orphan_whose_mark_cannot_be_read_is_not_taken_for_another(
     assert await box.wait("p", timeout=SAFETY_NET) == ExitStatus(0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     read = box.processes._tables.read
+    monkeypatch.setattr("holdfast.runtime.tree.process_tree.KILL_TIMEOUT", 0.0)  # one attempt
 
     async def read_and_limit() -> ProcessTable[Entry]:
         table = await read()

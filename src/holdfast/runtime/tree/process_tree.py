@@ -20,6 +20,8 @@ from holdfast.runtime.tree.table_reader import TableReader
 
 #: The time for killed processes to exit. One in uninterruptible sleep may never exit: that is an error.
 KILL_TIMEOUT: Final = 10.0
+#: Between two attempts of a server without descriptors: as short as a person notices.
+SCARCE_SECONDS: Final = 0.05
 
 
 class Tree:
@@ -98,26 +100,50 @@ async def end_all(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + grace
     signalled = set(spared)
-    while grace > 0 and (members := await find()):
+
+    async def ask() -> bool:
+        members = await find()
         with PidHandles(members.values()) as handles:
             # Once each: a second TERM would interrupt the handler of the first.
             handles.send(signal.SIGTERM, except_for=signalled)
             handles.send(signal.SIGCONT)  # a stopped process handles TERM only after SIGCONT
-            signalled |= members.keys() - handles.left_out
+            signalled.update(members.keys() - handles.left_out)
             await handles.wait_gone(deadline - loop.time())
+        return bool(members)
+
+    async def kill() -> bool:
+        members = await _freeze(find)
+        with PidHandles(members.values()) as handles:
+            handles.send(signal.SIGKILL)
+            await handles.wait_gone(deadline - loop.time())
+        return bool(members)
+
+    while grace > 0 and await _with_descriptors(ask, deadline + KILL_TIMEOUT):
         if loop.time() >= deadline:
             break
     deadline = loop.time() + KILL_TIMEOUT
     if kill_at_once is not None:
         kill_at_once()
-    while members := await _freeze(find):
-        with PidHandles(members.values()) as handles:
-            handles.send(signal.SIGKILL)
-            await handles.wait_gone(deadline - loop.time())
+    while await _with_descriptors(kill, deadline):
         if loop.time() >= deadline:
             left = sorted(await find())
             if left:
                 raise SandboxError(f"processes {left} do not die: they are blocked in the kernel")
+
+
+async def _with_descriptors(step: Callable[[], Awaitable[bool]], deadline: float) -> bool:
+    """Run a step, again while descriptors are scarce: a kill that is given up halfway leaves processes behind.
+
+    Their release is no event, so this waits between two attempts. Raises `ResourceExhausted` after `deadline`.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return await step()
+        except ResourceExhausted:
+            if loop.time() >= deadline:
+                raise
+        await asyncio.sleep(SCARCE_SECONDS)
 
 
 async def _freeze(find: Find) -> dict[int, Entry]:
