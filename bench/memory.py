@@ -50,7 +50,7 @@ async def resident(scale: Scale) -> list[Row]:
         ),
         compare(
             "rss-flood",
-            f"server RSS after {size}, nobody reading",
+            f"server RSS after {size}, no reader",
             "MB",
             baseline_what="idle",
             baseline=idle,

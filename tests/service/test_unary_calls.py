@@ -221,6 +221,27 @@ async def test_a_client_that_leaves_cancels_its_call() -> None:
     assert seen.calls == [("http", "GetSession", "anna", "CANCELLED")]
 
 
+async def test_a_client_that_leaves_before_the_end_of_its_request_calls_nothing() -> None:
+    seen = Seen()
+    messages = iter(({"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}))
+    head = {"authorization": f"Bearer {ANNA}", "content-type": "application/json", "content-length": "18"}
+    headers = [(name.encode(), value.encode()) for name, value in head.items()]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async with OverHttp(observer=seen) as fronts:
+        path = f"{PATH}/GetSession"
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "client": ("127.0.0.1", 1)}
+        await fronts.http._app(scope, receive, send)
+        assert fronts.sessions.calls == sent == []
+    assert seen.calls == [("http", "GetSession", "anna", "CANCELLED")]
+
+
 async def test_a_stop_lets_a_call_finish_and_then_closes_its_connection() -> None:
     async with OverHttp() as fronts:
         finish = asyncio.Event()

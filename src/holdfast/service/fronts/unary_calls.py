@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Coroutine
 from typing import Any, Final, NamedTuple
 
 import msgspec
 from google.protobuf.json_format import MessageToDict, ParseError
 from google.protobuf.message import DecodeError
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.service.access.admission import Admission, AdmittedCall
@@ -109,24 +111,18 @@ class UnaryCalls:
             call = await self._admission.begin("http", method, headers, (scope["client"] or ("unix",))[0])
         except Problem as problem:
             return _refusal(problem)
-        task = asyncio.current_task()
-        assert task is not None
-        leaving: asyncio.Task[None] | None = None
         try:
             body = await self._body(receive)
             if body is None:
                 call.status = "DEADLINE_EXCEEDED"
                 return _error(504, "deadline_exceeded", "the request did not arrive in time")
-            leaving = asyncio.create_task(_cancel_at_disconnect(receive, task))
-            return await _answered(call, function, body, is_json=headers["content-type"] == _JSON)
-        except asyncio.CancelledError:
-            if leaving is None or not leaving.done():
-                raise
-            task.uncancel()
+            return await _unless_disconnected(
+                receive, _answered(call, function, body, is_json=headers["content-type"] == _JSON)
+            )
+        except ClientDisconnect:
+            call.status = "CANCELLED"
             return _NO_RESPONSE
         finally:
-            if leaving is not None:
-                leaving.cancel()
             call.end()
 
     async def _body(self, receive: Receive) -> bytes | None:
@@ -140,7 +136,23 @@ class UnaryCalls:
                         return bytes(body)
         except TimeoutError:
             return None
-        raise asyncio.CancelledError  # a disconnect
+        raise ClientDisconnect
+
+
+async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, _Response]) -> _Response:
+    """Await `work` in this task; a disconnect of the client cancels it and raises `ClientDisconnect`."""
+    task = asyncio.current_task()
+    assert task is not None
+    leaving = asyncio.create_task(_cancel_at_disconnect(receive, task))
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not leaving.done():
+            raise
+        task.uncancel()
+        raise ClientDisconnect from None
+    finally:
+        leaving.cancel()
 
 
 async def _cancel_at_disconnect(receive: Receive, task: asyncio.Task[Any]) -> None:
