@@ -12,6 +12,8 @@ import pytest
 
 from holdfast.fleet.directories import SandboxDirectory
 from holdfast.fleet.jails.cgroups import PARENT, JailGroups, _freezer_base
+from holdfast.runtime.tree.process_table import stat_fields
+from tests.support.parts import needs
 
 #: Born in the cgroup of its first argument, if it is there.
 BORN_INSIDE = '[ ! -e "$0" ] || echo $$ >"$0"; echo up; exec sleep 1000'
@@ -82,3 +84,19 @@ def test_a_zombie_does_not_keep_a_jail_from_being_frozen(jail: Jail) -> None:
     os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)
     assert JailGroups.freeze(jail.directory, jail.pids)
     assert jail.frozen() == {alive}
+
+
+@needs("dash")
+def test_processes_that_vfork_all_the_time_are_frozen(jail: Jail) -> None:
+    """dash vforks: its child can be stopped before it executes a program, and then dash cannot be stopped."""
+    loop = "echo up; n=0; while [ $n -lt 100000 ]; do /bin/true; n=$((n+1)); done"
+    process = subprocess.Popen(["dash", "-c", loop], stdout=subprocess.PIPE)
+    jail.processes.append(process)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    for _ in range(50):
+        assert JailGroups.freeze(jail.directory, lambda: [process.pid])
+        states = {pid: stat_fields(Path(f"/proc/{pid}/stat").read_bytes())[0] for pid in jail.frozen()}
+        assert process.pid in states
+        assert set(states.values()) <= {b"D", b"Z"}, states
+        JailGroups.thaw(jail.directory)

@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdfast.errors import SandboxError
 from holdfast.fleet.directories import SandboxDirectory
@@ -25,8 +25,24 @@ PARENT: Final = "holdfast-jails"
 FIELDS: Final[dict[Controller, str]] = {"memory": "memory", "pids": "processes", "cpu": "cpus"}
 #: A cgroup can be removed a moment after its last process has ended; the kernel does not report when.
 REMOVE_SECONDS: Final = 5.0
+#: Freezing takes microseconds, and longer on a busy machine; an attempt that takes longer is repeated.
+FREEZE_SECONDS: Final = 5.0
+FREEZE_ATTEMPT_SECONDS: Final = 0.1
 #: Attempts to move or stop all processes of a jail while they fork.
 MAX_ROUNDS: Final = 100
+
+
+class _Switch(NamedTuple):
+    """The values that freeze and thaw a cgroup, and the file and text that report a frozen one."""
+
+    on: str
+    off: str
+    state_file: str
+    frozen: str
+
+
+_VERSION_1: Final = _Switch("FROZEN", "THAWED", "freezer.state", "FROZEN")
+_VERSION_2: Final = _Switch("1", "0", "cgroup.events", "frozen 1")
 
 
 class JailGroups:
@@ -72,8 +88,7 @@ class JailGroups:
             control = _control(directory)
         if control is None:
             return False
-        _write(control, "1" if control.endswith("cgroup.freeze") else "FROZEN")
-        _await_frozen(control)
+        _freeze(control)
         return True
 
     @staticmethod
@@ -82,7 +97,7 @@ class JailGroups:
         control = _control(directory)
         if control is None:
             return False
-        _write(control, "0" if control.endswith("cgroup.freeze") else "THAWED")
+        _write(control, _switch(control).off)
         return True
 
     @staticmethod
@@ -181,15 +196,27 @@ def _freezer_base() -> str | None:
     return None
 
 
-def _await_frozen(control: str) -> None:
-    """Block until the kernel has stopped every process; it takes microseconds, and version 1 does not report it."""
-    deadline = time.monotonic() + REMOVE_SECONDS
-    path, name = os.path.split(control)
-    file, sign = ("cgroup.events", "frozen 1") if name == "cgroup.freeze" else (name, "FROZEN")
+def _switch(control: str) -> _Switch:
+    return _VERSION_2 if control.endswith("cgroup.freeze") else _VERSION_1
+
+
+def _freeze(control: str) -> None:
+    """Freeze a cgroup and block until the kernel has stopped every process, which takes microseconds.
+
+    Version 1 can remain in the state FREEZING: a parent in vfork cannot be stopped before its child executes a
+    program, and the child may be stopped already. The cgroup is then thawed for a moment and frozen again.
+    """
+    switch = _switch(control)
+    deadline = time.monotonic() + FREEZE_SECONDS
     while True:
-        with open(f"{path}/{file}") as state:
-            if sign in state.read():
-                return
+        _write(control, switch.on)
+        attempt_ends = time.monotonic() + FREEZE_ATTEMPT_SECONDS
+        while time.monotonic() < attempt_ends:
+            with open(f"{os.path.dirname(control)}/{switch.state_file}") as state:
+                if switch.frozen in state.read():
+                    return
+            time.sleep(0.001)
+        _write(control, switch.off)
         if time.monotonic() > deadline:
-            raise SandboxError(f"cgroup {path}: cannot be frozen")
+            raise SandboxError(f"cgroup {os.path.dirname(control)}: not frozen within {FREEZE_SECONDS:g} s")
         time.sleep(0.001)
