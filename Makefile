@@ -127,11 +127,11 @@ picture: $(VENV)/installed-dev console ## record the README's terminal session a
 docs: $(VENV)/installed-dev ## build the documentation site into build/site; a broken link is an error
 	$(BIN)/python -m mkdocs build --quiet --strict
 
-engines: $(VENV)/installed-dev parts ## run every check of sandboxes over every engine
-	HOLDFAST_ALL_ENGINE_CHECKS=yes $(BIN)/python -m pytest tests/sandbox/test_fleet_engines.py
+engines: $(VENV)/installed-dev parts ## run every check of sandboxes, and a quick benchmark, over every engine
+	HOLDFAST_ALL_ENGINE_CHECKS=yes $(BIN)/python -m pytest tests/sandbox/test_fleet_engines.py tests/e2e/test_bench.py
 
 agents: $(VENV)/installed-dev parts ## run every check with real agents, Claude Code and Codex, as clients
-	HOLDFAST_ALL_AGENT_CHECKS=yes $(BIN)/python -m pytest tests/mcp/test_mcp_agents.py tests/sandbox/test_codex_client.py tests/sandbox/test_codex_traffic.py
+	HOLDFAST_ALL_AGENT_CHECKS=yes $(BIN)/python -m pytest tests/mcp/test_mcp_agents.py tests/sandbox/test_codex_client.py tests/sandbox/test_codex_traffic.py tests/e2e/test_bench.py
 
 integrations: ## make the environments of other software, in ~/.cache/holdfast-integrations (one: ONLY=NAME)
 	$(PYTHON) tests/support/integrations.py $(ONLY)
