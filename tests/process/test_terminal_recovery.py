@@ -143,3 +143,40 @@ async def test_a_command_whose_marks_are_in_the_last_read_of_a_killed_server(tmp
                 [event.payload for event in (await terminal.read()).events if event.type == "output"]
             )
             assert printed.count(b"one\r\n") == 1
+
+
+#: The server finds no room for the next bytes of a terminal, records them as lost, and dies.
+DIE_AFTER_LOSS = """
+import os, signal, sys
+if "--kept" in sys.orig_argv:
+    from holdfast.runtime.durability.recorder import DurableOutputLog
+    real = DurableOutputLog.append
+    def lose_and_die(self, data):
+        if not os.path.exists({armed!r}):
+            return real(self, data)
+        self._lose(len(data))
+        os.rmdir({armed!r})
+        os.kill(os.getpid(), signal.SIGKILL)
+    DurableOutputLog.append = lose_and_die
+"""
+
+
+async def test_bytes_that_a_killed_server_recorded_as_lost_keep_their_offset(tmp_path: Path) -> None:
+    """The next server has read them again: they are printed once, where they belong, and nothing is lost."""
+    armed = tmp_path / "armed"
+    (tmp_path / "sitecustomize.py").write_text(DIE_AFTER_LOSS.format(armed=str(armed)))
+    paths = os.pathsep.join((str(tmp_path), server_environment()["PYTHONPATH"]))
+    with running_server(environ={"PYTHONPATH": paths}) as server:
+        async with holdfast.connect(server.address("unix")) as box:
+            script = "stty -echo; echo one; read x; echo two; read x; echo three"
+            process = await box.start(["sh", "-c", script], tty=holdfast.TerminalSize(24, 80))
+            await process.wait_for_output("one")
+            armed.mkdir()
+            await process.write(b"\n")
+            await process.wait_for_output("two")
+            assert not armed.exists()
+            await process.write(b"\n")
+            await process.wait(PATIENCE_SECONDS)
+            read = await box.api.read(process.id)
+    assert b"".join(chunk.data for chunk in read.chunks) == b"one\r\ntwo\r\nthree\r\n"
+    assert [chunk.offset for chunk in read.chunks][:2] == [0, 5]

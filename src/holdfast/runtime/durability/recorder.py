@@ -263,8 +263,10 @@ class DurableOutputLog(OutputLog):
     def reopen(self, printed: int, lost: tuple[int, int], end: int | None = None) -> None:
         """Continue the file of an earlier server; no reader has seen its bytes after `printed`.
 
-        The bytes after `end` are cut off: they will be written again.
+        The bytes after `end` are cut off: they will be written again. That server may have died after it recorded
+        some of them as lost, and before it recorded that their read is done.
         """
+        start, stop = lost if end is None else (min(lost[0], end), min(lost[1], end))
         try:
             self.fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
             if end is not None:
@@ -272,13 +274,15 @@ class DurableOutputLog(OutputLog):
             size = os.fstat(self.fd).st_size
         except FileNotFoundError:
             size = 0
-            lost = (0, printed)
-        self.lost_start, self.lost_end = lost
-        self.end = max(printed, self.lost_end, size)
+            start, stop = 0, max(printed, stop, end or 0)
+        self.lost_start, self.lost_end = start, stop
+        self.end = max(printed, stop, size)
         self._spool.used += self.kept_bytes
+        if (start, stop) != lost:
+            self._losing(start, stop)
         if self.fd >= 0 and self.truncated:
             # The server may have died between recording the loss and freeing the pages.
-            self._punch(self.lost_start, self.lost_end)
+            self._punch(start, stop)
 
     def _open(self) -> None:
         self.fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
