@@ -40,18 +40,45 @@ threading.stack_size(256 * 1024)
 while True:
     threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 """
+#: The least that any relay does: it copies between one connection and another, and has nothing else to do.
+BARE_RELAY: Final = """
+import select, socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+near, far = listener.accept()[0], socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+ends, epoll, room = {}, select.epoll(), memoryview(bytearray(65536))
+for end, other in ((near, far), (far, near)):
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    ends[end.fileno()] = end, other
+    epoll.register(end, select.EPOLLIN)
+while True:
+    for fd, _ in epoll.poll():
+        end, other = ends[fd]
+        count = end.recv_into(room)
+        if not count:
+            sys.exit()
+        other.sendall(room[:count])
+"""
 
 
 async def forwarded(scale: Scale) -> list[Row]:
     """A request and its echo, a download, and many connections, through the forward and without."""
     blocks = scale.unix_blocks
-    with _ports() as (direct, through), _connected(direct) as near, _connected(through) as far:
+    with (
+        _ports() as (direct, through, relay),
+        _connected(direct) as near,
+        _connected(through) as far,
+        _connected(relay) as relayed,
+    ):
 
         async def echo_near() -> list[float]:
             return [_echo(near) for _ in range(BATCH)]
 
         async def echo_far() -> list[float]:
             return [_echo(far) for _ in range(BATCH)]
+
+        async def echo_relayed() -> list[float]:
+            return [_echo(relayed) for _ in range(BATCH)]
 
         async def rate_near() -> float:
             return _download(near, blocks)
@@ -66,7 +93,9 @@ async def forwarded(scale: Scale) -> list[Row]:
             return _many(through)
 
         echoes = await interleave_samples(
-            scale.rounds, scale.echoes // BATCH, {"direct": echo_near, "forward": echo_far}
+            scale.rounds,
+            scale.echoes // BATCH,
+            {"direct": echo_near, "forward": echo_far, "relay": echo_relayed},
         )
         rates = await interleave(scale.stream_rounds, {"direct": rate_near, "forward": rate_far})
         many = await interleave(scale.stream_rounds, {"direct": many_near, "forward": many_far})
@@ -80,6 +109,7 @@ async def forwarded(scale: Scale) -> list[Row]:
             baseline=latencies(echoes["direct"]),
             measured=latencies(echoes["forward"]),
             target=Target("ratio at most", 3.0),
+            note=f"a bare relay of twenty lines {latencies(echoes['relay']).median:.3f} ms",
         ),
         compare(
             "forward-rate",
@@ -102,8 +132,8 @@ async def forwarded(scale: Scale) -> list[Row]:
 
 
 @contextlib.contextmanager
-def _ports() -> Iterator[tuple[int, int]]:
-    """The port of an echo server, and the port of a forward to it."""
+def _ports() -> Iterator[tuple[int, int, int]]:
+    """The ports of an echo server, of a forward to it, and of a bare relay to it for one connection."""
     with running_server() as server, contextlib.ExitStack() as stack:
         echo = stack.enter_context(subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE))
         stack.callback(echo.kill)
@@ -115,7 +145,13 @@ def _ports() -> Iterator[tuple[int, int]]:
         )
         stack.callback(forward.kill)
         assert forward.stdout is not None
-        yield direct, int(json.loads(forward.stdout.readline())["address"].rpartition(":")[2])
+        relay = stack.enter_context(
+            subprocess.Popen([sys.executable, "-c", BARE_RELAY, str(direct)], stdout=subprocess.PIPE)
+        )
+        stack.callback(relay.kill)
+        assert relay.stdout is not None
+        through = int(json.loads(forward.stdout.readline())["address"].rpartition(":")[2])
+        yield direct, through, int(relay.stdout.readline())
 
 
 @contextlib.contextmanager
