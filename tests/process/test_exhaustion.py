@@ -7,6 +7,7 @@ enough again. Cases that need root, a mount or a cgroup are skipped where it can
 from __future__ import annotations
 
 import asyncio
+import glob
 import os
 import resource
 import secrets
@@ -305,6 +306,22 @@ async def test_a_terminal_and_a_shell_keep_their_state_through_a_full_spool() ->
         assert "is-kept" in (await terminal.run("echo is-$word")).output
         assert (await shell.run("echo $word")).stdout == "kept\n"
         await terminal.close()
+
+
+async def test_a_shell_without_its_files_is_resumed_on_a_full_spool() -> None:
+    """As after a server that was killed while it closed the shell: a command is refused until there is room."""
+    async with on_small_spool("size=2m") as (path, server, box), bystander(box):
+        shell = await box.shell()
+        await shell.run("word=kept")
+        (file,) = glob.glob(f"{path}/holdfast-spool-*/s*/keep")
+        os.unlink(file)
+        fill(path)
+        await kill_server(server, box)
+        with pytest.raises(ResourceExhausted):
+            await shell.run("echo $word")
+        empty(path)
+        assert (await shell.run("echo $word")).stdout == "kept\n"
+        await shell.close()
 
 
 async def start_many(box: Sandbox) -> None:

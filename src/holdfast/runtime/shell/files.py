@@ -17,6 +17,7 @@ from typing import Final
 
 from holdfast.errors import ResourceExhausted
 from holdfast.runtime.confine.paths import PIPES
+from holdfast.runtime.output.output_log import NO_DESCRIPTORS
 from holdfast.runtime.process.environment import Account
 from holdfast.runtime.shell.dialect import SAVED, ShellDialect, ShellStep, quote
 from holdfast.runtime.shell.saved_state import MAX_SAVED_BYTES
@@ -45,6 +46,8 @@ class ShellFiles:
         #: The step of a command without special parameters: the file `keep`.
         self.plain = ShellStep(self.quoted, self.quoted_pipes)
         self._constant: dict[str, bytes] = {}
+        #: A constant file could not be written when the shell was resumed.
+        self._lacks_constant = False
         #: Descriptors by name, closed by `remove` or by `close`.
         self._open: dict[str, int] = {}
         #: The contents of the small files.
@@ -57,14 +60,29 @@ class ShellFiles:
         self._write_constant()
 
     def resume(self, dialect: ShellDialect) -> None:
-        """Open the constant files of an earlier server; equal ones are not rewritten, the shell may be reading."""
+        """Open the constant files of an earlier server; equal ones are not rewritten, the shell may be reading.
+
+        Without room for a missing one the shell is resumed all the same, and `write` refuses its next command.
+        """
         self._know_constant(dialect)
-        for name, content in self._constant.items():
-            if self.read(name) == content:
-                self._open[name] = os.open(f"{self.path}/{name}", _READ_FILE)
-                self._contents[name] = content
-            else:
-                self.write(name, content)
+        try:
+            for name, content in self._constant.items():
+                if self._has(name, content):
+                    self._open[name] = os.open(f"{self.path}/{name}", _READ_FILE)
+                    self._contents[name] = content
+                else:
+                    self.write(name, content)
+        except ResourceExhausted:
+            self._lacks_constant = True
+
+    def _has(self, name: str, content: bytes) -> bool:
+        """Whether a file has this content; a lack of descriptors is raised, since the file may have it."""
+        try:
+            return self._read(name) == content
+        except OSError as error:
+            if error.errno in NO_DESCRIPTORS:
+                raise
+            return False
 
     def _know_constant(self, dialect: ShellDialect) -> None:
         texts = {"keep": dialect.step(self.plain), "at_exit": dialect.at_exit(self.quoted_pipes)}
@@ -84,6 +102,13 @@ class ShellFiles:
             fd = self._open.get(name)
         elif fd is not None and self._contents.get(name) == content:
             return
+        if self._lacks_constant:
+            self._lacks_constant = False
+            try:
+                self._write_constant()
+            except ResourceExhausted:
+                self._lacks_constant = True
+                raise
         try:
             if fd is None:
                 fd = self._open[name] = self._create(name)
@@ -99,11 +124,15 @@ class ShellFiles:
             self._contents.pop(name, None)
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file; None if it is missing or too large."""
+        """The content of a file; None if it is missing, unreadable or too large."""
         try:
-            fd = os.open(f"{self.path}/{name}", _READ_FILE)
+            return self._read(name)
         except OSError:
             return None
+
+    def _read(self, name: str) -> bytes | None:
+        """The content of a file; None if it is too large."""
+        fd = os.open(f"{self.path}/{name}", _READ_FILE)
         with open(fd, "rb") as file:
             # An unconfined user may have put another file there: it must not fill the server's memory.
             return file.read() if os.fstat(fd).st_size <= MAX_SAVED_BYTES else None

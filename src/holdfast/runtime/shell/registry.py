@@ -22,6 +22,7 @@ from holdfast.runtime.durability.durability import Durability
 from holdfast.runtime.durability.shell_recorder import ShellRecorder
 from holdfast.runtime.durability.shell_recovery import InheritedShell, ResumedShell
 from holdfast.runtime.output.job import Job
+from holdfast.runtime.output.output_log import NO_DESCRIPTORS
 from holdfast.runtime.output.poller import Poller
 from holdfast.runtime.process.checks import check_command
 from holdfast.runtime.process.environment import build_environment, resolve_cwd, resolve_user
@@ -151,6 +152,8 @@ class Shells:
                 **self._dependencies,
             )
         except (HoldfastError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in NO_DESCRIPTORS:
+                raise  # a short lack: the keeper starts the server again
             # Its user was removed, or its files cannot be made: the other shells are resumed all the same.
             log.error("cannot resume shell %r: %s", opening.spec.shell_id, error)
             self._give_up(inherited, recorder)
