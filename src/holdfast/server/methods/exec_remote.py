@@ -84,13 +84,15 @@ class ExecRemoteMethods:
 
     async def poll(self, connection: ServerConnection, params: ExecRemotePollParams) -> ExecRemotePollResult:
         job = self._job(params.pid)
+        # The caller has not received the last reply. It gets that reply's number again, however often it repeats.
+        repeated = params.ack_seq is not None and params.ack_seq == job.seq - 1
         if params.ack_seq is None or params.ack_seq == job.seq:
             job.acknowledged = job.sent
             if job.end_sent:
                 # The caller has received the end, so the job can be forgotten.
                 await self._remove(params.pid)
                 raise self._unknown(params.pid)
-        elif params.ack_seq != job.seq - 1:
+        elif not repeated:
             raise InvalidParams(f"ack_seq {params.ack_seq}: the last reply was {job.seq}")
         process = self._exec.processes.process(job.process_id)
         (stdout, stdout_end), (stderr, stderr_end) = _new_text(process, job)
@@ -103,7 +105,7 @@ class ExecRemoteMethods:
         ended = process.status is not None
         more = stdout_end < process.logs[0].end or stderr_end < process.logs[1].end
         job.sent = (stdout_end, stderr_end)
-        job.seq += 1
+        job.seq += not repeated
         job.end_sent = ended and not more
         state: Literal["running", "completed", "killed"] = "running"
         exit_code = None
