@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
+from tests.support.file_systems import fill_blocks
 from tests.support.signalling import send_signal
 
 from .crash_points import CRASHES
@@ -138,7 +139,7 @@ class Faults:
         with self._scarcity():
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             try:
-                _fill(fd)
+                fill_blocks(fd)
                 await asyncio.sleep(seconds)
             finally:
                 os.close(fd)
@@ -188,17 +189,6 @@ def server_of(keeper: int) -> int:
             if b"--kept" in file.read().split(b"\0"):
                 return pid
     return 0
-
-
-def _fill(fd: int) -> None:
-    size = os.statvfs(f"/proc/self/fd/{fd}")
-    count = size.f_bavail * size.f_frsize
-    # Others take room at the same time: then a little less, and last the rest page by page.
-    while count >= size.f_frsize:
-        try:
-            os.posix_fallocate(fd, os.fstat(fd).st_size, count)
-        except OSError:
-            count //= 2
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from holdfast.client.sandbox import Sandbox
 from holdfast.errors import ResourceExhausted
 from holdfast.exec_api import EventStream
 from holdfast.types import OutputChunk, OutputGap, Overflow
-from tests.support.file_systems import small_file_system
+from tests.support.file_systems import fill_blocks, small_file_system
 from tests.support.parts import require
 from tests.support.servers import (
     PATIENCE_SECONDS,
@@ -51,14 +51,8 @@ BYSTANDER = "echo ready; while read line; do echo got $line; done; exit 5"
 def fill(path: str, leave: int = 0) -> None:
     """Take every block that is free, but for so many bytes."""
     file = os.open(f"{path}/filler", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    while (free := _free(path) - leave) > 0:
-        os.posix_fallocate(file, os.fstat(file).st_size, free)
+    fill_blocks(file, leave)
     os.close(file)
-
-
-def _free(path: str) -> int:
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
 
 
 def fill_inodes(path: str) -> None:

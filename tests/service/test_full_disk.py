@@ -12,6 +12,7 @@ import pytest
 from holdfast.service.problems import Unavailable
 from holdfast.service.store import Store
 from tests.service.session_records import entry, record
+from tests.support.file_systems import fill_blocks
 
 DISK_BYTES = 2 * 1024 * 1024
 
@@ -32,9 +33,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 def fill(disk: Path) -> Path:
     """Take every block that is free."""
-    found = os.statvfs(disk)
     with open(disk / "filler", "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, found.f_bavail * found.f_frsize)
+        fill_blocks(file.fileno())
     return disk / "filler"
 
 

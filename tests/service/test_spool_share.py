@@ -17,7 +17,7 @@ from holdfast.errors import ResourceExhausted
 from holdfast.runtime.confine.features import detect_features
 from holdfast.runtime.shell.saved_state import MAX_SAVED_BYTES
 from holdfast.types import CommandSpec, Confinement
-from tests.support.file_systems import small_file_system
+from tests.support.file_systems import fill_blocks, small_file_system
 from tests.support.servers import running_server
 
 MIB = 1024 * 1024
@@ -153,8 +153,7 @@ def fill(spool: str, what: str) -> None:
     os.mkdir(f"{spool}/filler")
     if what == "bytes":
         fd = os.open(f"{spool}/filler/x", os.O_WRONLY | os.O_CREAT)
-        free = os.statvfs(spool).f_bavail * os.statvfs(spool).f_frsize
-        os.posix_fallocate(fd, 0, free)
+        fill_blocks(fd)
         os.close(fd)
     else:
         for number in range(os.statvfs(spool).f_ffree):
