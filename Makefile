@@ -167,9 +167,11 @@ fuzz: $(VENV)/installed-fuzz ## random bytes to every parser, with coverage (FUZ
 	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
 	$(BIN)/python -m fuzz.shells --texts $(FUZZ_TEXTS)
 
-peers: $(VENV)/installed-bench ## compare the live shell with others from PyPI, and the server with Codex's exec-server
-	$(BIN)/python -m bench.shells
-	$(BIN)/python -m bench.exec_servers
+peers: $(VENV)/installed-bench parts ## compare with the shells and servers of others, and write the tables into docs/benchmarks.md
+	@# One that does not install is named by the benchmark and left out.
+	-$(PYTHON) tests/support/integrations.py openhands inspect
+	$(BIN)/python -m bench.shells --markdown docs/benchmarks.md
+	$(BIN)/python -m bench.exec_servers --markdown docs/benchmarks.md
 
 clean: ## remove the virtual environments and the caches
 	rm -rf .venv-* build dist wheels console/node_modules $(CONSOLE) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -30,8 +30,8 @@ import msgspec
 from websockets.sync.client import ClientConnection, connect
 
 import holdfast
-from bench.servers import BenchmarkError, memory_bytes
-from holdfast.launch.pidfd_signals import signal_process
+from bench import report
+from bench.servers import TREE, TREE_SIZE, BenchmarkError, memory_bytes, sleepers, tree_mark
 from tests.sandbox.real_agents import AGENTS
 from tests.support.servers import server_environment
 
@@ -43,8 +43,9 @@ PATIENCE_SECONDS: Final = 60
 #: Samples of a turn, and processes whose memory is measured.
 BATCH: Final = 20
 PROCESSES: Final = 100
-#: Two children, one of them in a session of its own.
-TREE: Final = "setsid sleep {mark} & sleep {mark} & wait"
+#: Servers that are started for the row of starts.
+STARTS: Final = 10
+MARK: Final = "exec-servers"
 
 
 class Link(Protocol):
@@ -196,11 +197,19 @@ def _await_port(port: int) -> None:
         with contextlib.suppress(OSError):
             socket.create_connection(("127.0.0.1", port)).close()
             return
-        time.sleep(0.05)
+        # Short, since it is part of the row of starts.
+        time.sleep(0.002)
     raise BenchmarkError(f"nothing listens on port {port}")
 
 
 # --- figures ------------------------------------------------------------------------------------------------------
+
+
+def start(kind: str, transport: str) -> float:
+    """A new server until it has answered the first request of a client."""
+    began = perf_counter()
+    with running(kind, transport):
+        return (perf_counter() - began) * 1000
 
 
 def true(server: Server) -> list[float]:
@@ -254,33 +263,17 @@ def stream(server: Server, megabytes: int) -> str:
 
 def kill(server: Server) -> tuple[float, int]:
     """The time from `terminate` of a tree to its exited event, and its processes that are left a second later."""
-    mark = f"{1000 + secrets.randbelow(10**6)}.25"
+    mark = tree_mark()
     name = server.start("/bin/sh", "-c", TREE.format(mark=mark))
-    while _sleepers(mark) < 2:
+    while sleepers(mark) < TREE_SIZE:
         time.sleep(0.01)
     began = perf_counter()
     server.request("process/terminate", processId=name)
     server.until(lambda each: each.get("method") == "process/exited")
     took = (perf_counter() - began) * 1000
     time.sleep(1)
-    left = _sleepers(mark, end=True)
+    left = sleepers(mark, end=True)
     return took, left
-
-
-def _sleepers(mark: str, *, end: bool = False) -> int:
-    """The processes with this argument; with `end`, they are killed."""
-
-    def is_one(pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/cmdline").read_bytes() == f"sleep\0{mark}\0".encode()
-        except OSError:
-            return False
-
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    found = [pid for pid in pids if is_one(pid)]
-    for pid in found if end else ():
-        signal_process(pid, signal.SIGKILL, is_one)
-    return len(found)
 
 
 def memory(server: Server) -> tuple[float, float]:
@@ -299,7 +292,7 @@ def _children(pid: int) -> list[int]:
     return [int(child) for each in lists for child in each]
 
 
-def compare(transports: Sequence[str], rounds: int, megabytes: int) -> str:
+def compare(transports: Sequence[str], rounds: int, megabytes: int, starts: int) -> str:
     """The table as Markdown: a column for each server and transport."""
     columns = [(kind, transport) for transport in transports for kind in SERVERS]
     rows: dict[str, list[str]] = {"": []}
@@ -312,6 +305,11 @@ def compare(transports: Sequence[str], rounds: int, megabytes: int) -> str:
         "a line through `cat`": line,
         "a key to its echo, on a terminal": key,
     }
+    started: list[list[float]] = [[] for _ in columns]
+    for _ in range(starts):
+        for column, samples in zip(columns, started, strict=True):
+            samples.append(start(*column))
+    rows["start of the server, until it answers, p50 / p99"] = list(map(_shown, started))
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(running(*column)) for column in columns]
         idle = [memory(server) for server in servers]
@@ -320,9 +318,7 @@ def compare(transports: Sequence[str], rounds: int, megabytes: int) -> str:
             for _ in range(rounds):
                 for server, samples in zip(servers, taken, strict=True):
                     samples += sample(server)
-            rows[f"{what}, p50 / p99"] = [
-                f"{statistics.median(each):.3f} / {statistics.quantiles(each, n=100)[-1]:.2f} ms" for each in taken
-            ]
+            rows[f"{what}, p50 / p99"] = list(map(_shown, taken))
         rows[f"{megabytes} MB of output"] = [stream(server, megabytes) for server in servers]
         killed = [kill(server) for server in servers]
         rows["`terminate` of a tree, to its exit"] = [
@@ -330,21 +326,30 @@ def compare(transports: Sequence[str], rounds: int, megabytes: int) -> str:
         ]
         rows["memory, idle"] = [f"{base:.1f} MB" for base, _ in idle]
         rows["memory for each running process"] = [f"{each:.1f} KB" for _, each in idle]
-    lines = [f"| {' | '.join([what, *cells])} |" for what, cells in rows.items()]
-    lines.insert(1, "|" + "---|" * (len(columns) + 1))
-    return "\n".join(lines)
+    return report.pipes([[what, *cells] for what, cells in rows.items()])
+
+
+def _shown(samples: list[float]) -> str:
+    p99 = statistics.quantiles(samples, n=100, method="inclusive")[-1]
+    return f"{report.digits(statistics.median(samples))} / {report.digits(p99)} ms"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.exec_servers", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=TRANSPORTS, default=TRANSPORTS, metavar="TRANSPORT")
     parser.add_argument("--quick", action="store_true", help="some seconds: checks that it runs")
+    parser.add_argument("--markdown", metavar="FILE", help="a page that gets the table between its marks")
     options = parser.parse_args()
     if not CODEX.exists() or shutil.which("setsid") is None:
         print(f"no Codex in {AGENTS}: make parts", file=sys.stderr)
         return 0
-    rounds, megabytes = (2, 10) if options.quick else (10, 100)
-    print(compare(options.only, rounds, megabytes))
+    machine = report.this_machine()
+    rounds, megabytes, starts = (2, 10, 2) if options.quick else (10, 100, STARTS)
+    table = compare(options.only, rounds, megabytes, starts)
+    print(table)
+    if options.markdown is not None:
+        head = report.facts(report.Report(machine, options.quick, 0.0, (), {}))
+        report.write_into(options.markdown, f"{head}.\n\n{table}", MARK)
     return 0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from bench import bare_asyncio
-from bench.measure import Row, Scale, Target, compare, figures
+from bench.measure import Rounds, Row, Scale, Target, compare, figures
 from bench.servers import memory_bytes, producer, read_all, size_of, spec_of, start_crowd, talking_to
 from tests.support.servers import running_server, server_environment
 
@@ -26,19 +26,11 @@ async def resident(scale: Scale) -> list[Row]:
     bare = [await _bare_asyncio(scale.crowd) for _ in range(scale.server_rounds)]
     floods = [await _floods(scale.flood_blocks) for _ in range(scale.server_rounds)]
     crowds = [await _crowd(scale.crowd) for _ in range(scale.server_rounds)]
-    idle = figures([flood[0] / MB for flood in floods])
-    flooded = Target("at most", idle.median + 10.0)
+    quiet = figures([flood[0] / MB for flood in floods])
+    flooded = Target("at most", quiet.median + 10.0)
     size = size_of(scale.flood_blocks)
     return [
-        compare(
-            "rss-idle",
-            "server RSS, idle",
-            "MB",
-            baseline_what="a Python program that imports asyncio",
-            baseline=figures([alone / MB for alone, _ in bare]),
-            measured=idle,
-            target=Target("at most", 40.0),
-        ),
+        _idle_row(figures([alone / MB for alone, _ in bare]), quiet),
         compare(
             "rss-process",
             f"server RSS, each of {scale.crowd:,} running processes",
@@ -53,7 +45,7 @@ async def resident(scale: Scale) -> list[Row]:
             f"server RSS after {size}, no reader",
             "MB",
             baseline_what="idle",
-            baseline=idle,
+            baseline=quiet,
             measured=figures([unread / MB for _, unread, _, _ in floods]),
             target=flooded,
         ),
@@ -62,12 +54,38 @@ async def resident(scale: Scale) -> list[Row]:
             f"server RSS after {size} more, one reader",
             "MB",
             baseline_what="idle",
-            baseline=idle,
+            baseline=quiet,
             measured=figures([read / MB for _, _, read, _ in floods]),
             target=flooded,
             note=f"at its peak {max(peak for _, _, _, peak in floods) / MB:.1f} MB",
         ),
     ]
+
+
+async def idle(scale: Scale) -> list[Row]:
+    """The idle server alone, without crowds and floods."""
+    bare = [await _bare_asyncio(1) for _ in range(scale.server_rounds)]
+    servers = [await _idle() for _ in range(scale.server_rounds)]
+    return [_idle_row(figures([alone / MB for alone, _ in bare]), figures([each / MB for each in servers]))]
+
+
+def _idle_row(bare: Rounds, measured: Rounds) -> Row:
+    return compare(
+        "rss-idle",
+        "server RSS, idle",
+        "MB",
+        baseline_what="a Python program that imports asyncio",
+        baseline=bare,
+        measured=measured,
+        target=Target("at most", 40.0),
+    )
+
+
+async def _idle() -> int:
+    with running_server() as server:
+        async with talking_to(server.address("unix")) as api:
+            await api.status()
+            return memory_bytes(server.pid)
 
 
 async def _floods(blocks: int) -> tuple[int, int, int, int]:

@@ -96,9 +96,13 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def markdown(report: Report) -> str:
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *map(cells, report.rows)]
-    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{facts(report)}. Latencies are p50 / p99.\n\n{rows}"
+    return f"{facts(report)}. Latencies are p50 / p99.\n\n{pipes([COLUMNS, *map(cells, report.rows)])}"
+
+
+def pipes(lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table of lines of cells; the first line is the head."""
+    head, *rows = lines
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows])
 
 
 def write_markdown(path: str, report: Report, mark: str = MARK) -> None:
@@ -124,10 +128,10 @@ def write_json(path: str, report: Report) -> None:
 
 
 def _figure(figure: float, p99: float | None, row: Row) -> str:
-    return f"{_digits(figure)}{'' if p99 is None else f' / {_digits(p99)}'} {row.unit}"
+    return f"{digits(figure)}{'' if p99 is None else f' / {digits(p99)}'} {row.unit}"
 
 
-def _digits(figure: float) -> str:
+def digits(figure: float) -> str:
     """Three significant digits, and no more than the noise leaves."""
     if figure >= 100:
         return f"{figure:,.0f}"
@@ -141,5 +145,5 @@ def _target(row: Row) -> str:
     if target is None:
         return ""
     if not target.bound.startswith("ratio"):
-        return f"{target.bound} {_digits(target.limit)} {row.unit}"
+        return f"{target.bound} {digits(target.limit)} {row.unit}"
     return f"{target.bound.removeprefix('ratio ')} {target.limit:g} x"

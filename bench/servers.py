@@ -10,12 +10,14 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from holdfast.client.connection.channel_connection import ChannelConnection
 from holdfast.client.dial import dialer
 from holdfast.client.remote import RemoteExec
+from holdfast.launch.pidfd_signals import signal_process
 from holdfast.types import Closed, Exited, OutputChunk, Overflow, ProcessSpec
 from holdfast.wire.messages import Encoding
 from tests.support.servers import RunningServer
@@ -28,6 +30,9 @@ _AT_ONCE: Final = 16
 _SETTLE_SECONDS: Final = 60.0
 #: Bytes in the block that `producer` writes.
 BLOCK: Final = 1024 * 1024
+#: A tree for a kill: two children, one of them in a session of its own.
+TREE: Final = "setsid sleep {mark} & sleep {mark} & wait"
+TREE_SIZE: Final = 2
 
 
 def size_of(blocks: int) -> str:
@@ -139,3 +144,33 @@ def cpu_seconds(pid: int) -> float:
         with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/task/{thread}/schedstat") as file:
             total += int(file.read().split()[0])
     return total / 1e9
+
+
+def processes_where(is_one: Callable[[int], bool]) -> list[int]:
+    """The pids of this machine that satisfy a condition. A process that ends meanwhile does not."""
+
+    def holds(pid: int) -> bool:
+        try:
+            return is_one(pid)
+        except OSError:
+            return False
+
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and holds(int(name))]
+
+
+def tree_mark() -> str:
+    """An argument of `sleep` that is unique on this machine."""
+    return f"{1000 + secrets.randbelow(10**6)}.25"
+
+
+def sleepers(mark: str, *, end: bool = False) -> int:
+    """The number of processes of a `TREE`; with `end`, they are killed."""
+
+    def is_one(pid: int) -> bool:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == f"sleep\0{mark}\0".encode()
+
+    found = processes_where(is_one)
+    for pid in found if end else ():
+        with contextlib.suppress(OSError):
+            signal_process(pid, signal.SIGKILL, is_one)
+    return len(found)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench import integrations
+from bench import integrations, shells
 from bench.__main__ import BENCHMARKS
 from bench.integrations import AT_MOST_EQUAL, CONTESTS, MARK
 from tests.sandbox.real_agents import ALL_CHECKS as ALL_AGENT_CHECKS, require_agents
@@ -247,6 +247,20 @@ def test_a_contest_without_its_environment_is_named(
     assert capsys.readouterr().err == "inspect-docker: no environment: make integrations ONLY=inspect\n"
 
 
+def test_a_peer_measures_in_a_program_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    """Requests and replies of one program; a peer without its environment is named and left out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shells, "interpreter", lambda _: None)
+        with shells.running(["bash", "openhands"]) as peers:
+            assert list(peers) == ["bash"]
+            peer = peers["bash"]
+            assert len(peer.ask("true", count=3)) == 3
+            assert len(peer.ask("echo", count=3)) == 3
+            with pytest.raises(shells.PeerError, match="raises FileNotFoundError"):
+                peer.ask("stream", path="/nowhere")
+    assert "openhands: no environment: make integrations ONLY=openhands\n" in capfd.readouterr().err
+
+
 @pytest.mark.skipif(not ALL_AGENT_CHECKS, reason="only in `make agents`")
 def test_exec_servers_are_compared_over_stdio() -> None:
     """Both servers take the same messages, and every byte of the output arrives."""
@@ -255,7 +269,7 @@ def test_exec_servers_are_compared_over_stdio() -> None:
     printed = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
     head, _, *rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in printed.splitlines()]
     assert [name.split()[0] for name in head] == ["Codex", "holdfast"]
-    assert len(rows) == 7
+    assert len(rows) == 8
     assert all(cell for row in rows for cell in row)
-    assert [cell.endswith("all of the bytes") for cell in rows[3]] == [True, True]
-    assert rows[4][1].endswith("none of its processes left")
+    assert [cell.endswith("all of the bytes") for cell in rows[4]] == [True, True]
+    assert rows[5][1].endswith("none of its processes left")
