@@ -374,7 +374,7 @@ const KEYS: [string, string][] = [
   ["a  r", "allow, refuse (twice)"],
   ["t", "take a terminal over"],
   ["Ctrl Shift L", "stop typing into it"],
-  ["p  l", "replay, and back to live"],
+  ["p  l", "replay, back to live"],
   ["Space", "play, pause"],
   ["←  →", "five seconds back, on"],
   ["<  >", "slower, faster"],
