@@ -53,6 +53,11 @@ export function App() {
 
 function SignIn({ refusal, waiting, onToken }: { refusal: string; waiting: boolean; onToken: () => void }) {
   const [text, setText] = useState("");
+  const field = useRef<HTMLInputElement>(null);
+  // The field is disabled while a token is checked, and a disabled field loses the focus.
+  useEffect(() => {
+    if (!waiting) field.current?.focus();
+  }, [waiting]);
   return (
     <div class="sign-in">
       <form
@@ -67,7 +72,7 @@ function SignIn({ refusal, waiting, onToken }: { refusal: string; waiting: boole
         <img src="/icon.svg" alt="" width="40" height="40" />
         <h1>Holdfast</h1>
         <label for="token">Token</label>
-        <input id="token" type="password" value={text} onInput={(event) => setText(event.currentTarget.value)} autocomplete="off" spellcheck={false} autofocus disabled={waiting} />
+        <input id="token" ref={field} type="password" value={text} onInput={(event) => setText(event.currentTarget.value)} autocomplete="off" spellcheck={false} disabled={waiting} />
         <button class="primary" disabled={waiting}>
           {waiting ? "Signing in…" : "Sign in"}
         </button>
@@ -368,9 +373,11 @@ const KEYS: [string, string][] = [
   ["g u", "usage"],
   ["a  r", "allow, refuse (twice)"],
   ["t", "take a terminal over"],
-  ["p  l", "replay, and back to live"],
+  ["Ctrl Shift L", "stop typing into it"],
+  ["p  l", "replay, back to live"],
   ["Space", "play, pause"],
   ["←  →", "five seconds back, on"],
+  ["<  >", "slower, faster"],
   ["?", "this list"],
 ];
 

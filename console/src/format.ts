@@ -15,9 +15,9 @@ export function visible(text: unknown): string {
     .replace(INVISIBLE, (character) => ("\n\t".includes(character) ? character : escaped(character)));
 }
 
-// The same on one line, and short.
+// The same on one line, and short. The line end that Enter adds to a typed command is left out.
 export function oneLine(text: unknown, longest = 300): string {
-  const shown = visible(String(text ?? "").slice(0, 4 * longest)).replace(/[\n\t]+/g, " ⏎ ");
+  const shown = visible(String(text ?? "").slice(0, 4 * longest).replace(/\n+$/, "")).replace(/[\n\t]+/g, " ⏎ ");
   return shown.length > longest ? `${shown.slice(0, longest)}…` : shown;
 }
 

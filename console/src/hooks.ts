@@ -42,13 +42,15 @@ export function useNow(): number {
   return now;
 }
 
-// Keys of a page; not while the reader types into a field or a terminal.
+// Keys of a page; not while the reader types into a field or a terminal, nor while a dialog is open. Enter and Space
+// belong to the link or the button that has the focus.
 export function useKeys(keys: Record<string, (event: KeyboardEvent) => void>): void {
   const latest = useRef(keys);
   latest.current = keys;
   useEffect(() => {
     const pressed = (event: KeyboardEvent) => {
       if (event.ctrlKey || event.metaKey || event.altKey || typing(event)) return;
+      if ((event.key === "Enter" || event.key === " ") && (event.target as HTMLElement).closest?.("a, button, summary")) return;
       const action = latest.current[event.key];
       if (action) {
         action(event);
@@ -62,5 +64,5 @@ export function useKeys(keys: Record<string, (event: KeyboardEvent) => void>): v
 
 export function typing(event: Event): boolean {
   const target = event.target as HTMLElement | null;
-  return !!target?.closest?.("input, textarea, select, [contenteditable]");
+  return !!target?.closest?.("input, textarea, select, [contenteditable]") || !!document.querySelector("dialog[open]");
 }

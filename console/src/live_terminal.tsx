@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { call, newId, ServiceError, stream, toBase64, type StreamState } from "./api.ts";
 import { size, visible } from "./format.ts";
 import type { Frame, State } from "./types.ts";
-import { fittingFont, makeTerminal, write, type Screen } from "./xterm.ts";
+import { fittingFont, makeTerminal, takesKey, write, type Screen } from "./xterm.ts";
 
 export type LiveProps = {
   sessionId: string;
@@ -14,6 +14,10 @@ export type LiveProps = {
   onStream: (state: StreamState) => void;
   onTitle: (title: string) => void;
   onNotice: (text: string, bad?: boolean) => void;
+  // The reader has pressed the key that leaves the terminal.
+  onLeave: () => void;
+  // The sandbox is gone, and the recording with it.
+  onGone: () => void;
 };
 
 export function LiveTerminal(props: LiveProps) {
@@ -34,6 +38,13 @@ export function LiveTerminal(props: LiveProps) {
     };
     made.open(box);
     (box as unknown as { terminal: unknown }).terminal = terminal; // for tests and for the browser's tools
+    // Programs get every key, also Tab, but for this one: the way out without a mouse.
+    terminal.attachCustomKeyEventHandler((event) => {
+      const leaves = latest.current.typing && event.ctrlKey && event.shiftKey && event.code === "KeyL";
+      if (leaves) event.preventDefault();
+      if (leaves && event.type === "keydown") latest.current.onLeave();
+      return !leaves && takesKey(terminal, event);
+    });
     let since = "";
     const source = stream<Frame>(
       "StreamTerminal",
@@ -52,7 +63,11 @@ export function LiveTerminal(props: LiveProps) {
       },
       {
         onState: (state) => latest.current.onStream(state),
-        onError: (error) => (error.sandboxGone ? setGone({ words: error.words, drawn: since !== "" }) : latest.current.onNotice(error.words, true)),
+        onError: (error) => {
+          if (!error.sandboxGone) return latest.current.onNotice(error.words, true);
+          setGone({ words: error.words, drawn: since !== "" });
+          latest.current.onGone();
+        },
       },
     );
     setGone(undefined);
@@ -75,7 +90,9 @@ export function LiveTerminal(props: LiveProps) {
     if (!terminal) return;
     terminal.options.disableStdin = !props.typing;
     terminal.options.cursorBlink = props.typing;
+    terminal.textarea!.tabIndex = props.typing ? 0 : -1;
     if (props.typing) terminal.focus();
+    else terminal.blur();
   }, [props.typing]);
 
   useEffect(() => {

@@ -62,7 +62,7 @@ export function Rule({ rule }: { rule: string }) {
 export function Failure({ error, retry }: { error: ServiceError | undefined; retry?: () => void }) {
   if (!error) return null;
   return (
-    <div class="notice bad" role="alert">
+    <div class={`notice bad ${error.transient ? "transient" : ""}`} role="alert">
       <span class="untrusted">{visible(error.words)}</span>
       {error.transient ? <span class="dim"> Retrying in 3 s.</span> : null}
       {retry ? <button onClick={retry}>Retry now</button> : null}
@@ -112,10 +112,10 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
     box.current?.showModal();
   }, []);
   return (
-    <dialog ref={box} onClose={onClose} onClick={(event) => event.target === box.current && onClose()}>
+    <dialog ref={box} aria-label={title} onClose={onClose} onClick={(event) => event.target === box.current && onClose()}>
       <header>
         <h2>{title}</h2>
-        <button class="quiet" onClick={onClose} aria-label="Close">
+        <button class="quiet" onClick={onClose} aria-label="Close this dialog">
           ✕
         </button>
       </header>

@@ -16,11 +16,21 @@ const BUSY_MS = 8;
 type Piece = { stream: string; text: string };
 type Output = { pieces: Piece[]; length: number; skipped: number };
 
-export function ShellBlocks(props: { sessionId: string; commands: Command[]; caller: Caller; over: boolean; onNotice: (text: string, bad?: boolean) => void }) {
+export type ShellProps = {
+  sessionId: string;
+  commands: Command[];
+  caller: Caller;
+  over: boolean;
+  // Whether the sandbox is gone, and the recording with it.
+  gone: boolean;
+  onNotice: (text: string, bad?: boolean) => void;
+  onGone: () => void;
+};
+
+export function ShellBlocks(props: ShellProps) {
   const [outputs, setOutputs] = useState<Map<string, Output>>(new Map());
   const pending = useRef<Map<string, Output>>(new Map());
   const end = useRef<HTMLDivElement>(null);
-  const [gone, setGone] = useState(false);
   const now = useNow();
   useEffect(() => {
     let since = "";
@@ -28,7 +38,6 @@ export function ShellBlocks(props: { sessionId: string; commands: Command[]; cal
     let paused = performance.now();
     const decoders = new Map<string, TextDecoder>();
     pending.current = new Map();
-    setGone(false);
     const source = stream<Chunk>(
       "StreamOutput",
       () => ({ sessionId: props.sessionId, ...(since ? { since: { value: since } } : {}) }),
@@ -53,7 +62,7 @@ export function ShellBlocks(props: { sessionId: string; commands: Command[]; cal
           paused = performance.now();
         }
       },
-      { onError: (error) => (error.sandboxGone ? setGone(true) : props.onNotice(error.words, true)) },
+      { onError: (error) => (error.sandboxGone ? props.onGone() : props.onNotice(error.words, true)) },
     );
     return () => {
       cancelAnimationFrame(frame);
@@ -66,11 +75,14 @@ export function ShellBlocks(props: { sessionId: string; commands: Command[]; cal
   return (
     <div class="blocks">
       <div class="blocks-scroll">
-        {gone ? <p class="asks">The sandbox of this session is gone. The audit log keeps the commands and the beginnings of their outputs.</p> : null}
+        {props.gone ? <p class="asks">The sandbox of this session is gone. The audit log keeps the commands and the beginnings of their outputs.</p> : null}
         {!shown.length ? <p class="dim">No command ran yet.</p> : null}
         {shown.map((each) => {
           const output = outputs.get(each.commandId);
           const running = !each.endedAt;
+          const pieces = output?.pieces.length ? output.pieces : undefined;
+          // The sandbox keeps the output of the latest commands, and the audit log the beginning of each.
+          const whole = !pieces && new TextEncoder().encode(each.excerpt).length >= Number(each.outputBytes);
           return (
             <article key={each.commandId} class={`block ${each.exitCode ? "failed-row" : ""}`}>
               <header>
@@ -82,16 +94,16 @@ export function ShellBlocks(props: { sessionId: string; commands: Command[]; cal
                   <Time at={each.startedAt} />
                 </span>
               </header>
-              {output?.skipped ? <p class="asks">{size(output.skipped)} are no longer kept</p> : null}
-              {output?.pieces.length ? (
+              {output?.skipped && !whole ? <p class="asks">{size(output.skipped)} are no longer kept{pieces || !each.excerpt ? "" : "; this is the beginning in the audit log"}</p> : null}
+              {pieces ? (
                 <pre class="untrusted">
-                  {output.pieces.map((piece, index) => (
+                  {pieces.map((piece, index) => (
                     <span key={index} class={piece.stream === "stderr" ? "stderr" : ""}>
                       {visible(plainOutput(piece.text))}
                     </span>
                   ))}
                 </pre>
-              ) : each.excerpt && !output ? (
+              ) : each.excerpt ? (
                 <pre class="untrusted">{visible(plainOutput(each.excerpt))}</pre>
               ) : null}
             </article>

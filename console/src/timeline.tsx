@@ -55,7 +55,7 @@ export function Timeline(props: { length: number; at: number; marks: Mark[]; liv
         ref={strip}
         height="28"
         role="slider"
-        tabIndex={0}
+        tabindex={0}
         aria-label="Time line of the session"
         aria-valuemin={0}
         aria-valuemax={Math.round(length)}

@@ -76,6 +76,7 @@ export function makeTerminal(options: ITerminalOptions & ITerminalInitOnlyOption
   // Programs must not query what the page shows, set its clipboard (OSC 52) or move its window.
   for (const code of [4, 10, 11, 12, 52]) terminal.parser.registerOscHandler(code, () => true);
   terminal.parser.registerCsiHandler({ final: "t" }, () => true);
+  terminal.attachCustomKeyEventHandler((event) => takesKey(terminal, event));
   return {
     terminal,
     open(box) {
@@ -86,6 +87,8 @@ export function makeTerminal(options: ITerminalOptions & ITerminalInitOnlyOption
       } finally {
         delete (document as { createElement?: unknown }).createElement;
       }
+      // Tab passes a terminal that is only watched.
+      terminal.textarea!.tabIndex = -1;
     },
     dispose() {
       terminal.dispose();
@@ -93,6 +96,10 @@ export function makeTerminal(options: ITerminalOptions & ITerminalInitOnlyOption
     },
   };
 }
+
+// A terminal that is only watched takes the keys that scroll it; the others, as Tab, stay with the browser.
+export const takesKey = (terminal: Terminal, event: KeyboardEvent): boolean =>
+  !terminal.options.disableStdin || (event.shiftKey && event.key.startsWith("Page"));
 
 // The largest font with which a terminal fits into this width and most of the window's height. Not smaller than can be
 // read: a narrow window scrolls sideways instead.

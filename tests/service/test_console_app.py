@@ -23,7 +23,14 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from tests.service.browser import Console, attacks, built, in_shell, kinds, new_session, service_with, type_text
-from tests.service.running_service import PATIENCE_SECONDS, RunningService, ServiceHome, new_home, running_service
+from tests.service.running_service import (
+    PATIENCE_SECONDS,
+    RunningService,
+    ServiceHome,
+    new_home,
+    running_service,
+    until,
+)
 from tests.support.parts import needs
 
 pytestmark = [needs("chromium"), built, pytest.mark.asyncio(loop_scope="module")]
@@ -184,6 +191,81 @@ async def test_filters_are_in_the_address_and_keys_choose_and_open(
     await console.unharmed()
 
 
+#: The label of the element that has the focus, or its text.
+FOCUSED: Final = """() => {
+  const element = document.activeElement;
+  return (element.getAttribute("aria-label") ?? element.textContent).trim();
+}"""
+
+
+async def test_a_session_is_watched_typed_into_and_left_by_the_keyboard_alone(
+    console: Console, service: RunningService, agent: str
+) -> None:
+    session = new_session(service, agent)
+    page = console.page
+    await console.enter(service.operator, f"/sessions/{session}")
+    await expect(page.locator(".live-mark")).to_have_text("watching")
+    # Tab passes the terminal, which takes no keys.
+    await page.get_by_role("button", name="Close session").focus()
+    passed = []
+    for _ in range(6):
+        await page.keyboard.press("Tab")
+        passed.append(await page.evaluate(FOCUSED))
+    assert passed == ["Take over t", "Ctrl-C", "SIGTERM", "Replay p", "Time line of the session", "overview"]
+    await page.keyboard.press("ArrowRight")
+    await expect(page.get_by_role("tab", name="Policy")).to_be_focused()
+    await expect(page.get_by_role("tab", name="Policy")).to_have_attribute("aria-selected", "true")
+    await page.get_by_role("button", name="Take over").focus()
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".live-mark")).to_have_text("typing")
+    await expect(page.get_by_label("Terminal input")).to_be_focused()
+    # Now Tab belongs to the program, and one key leaves it.
+    await page.keyboard.type("echo $((6*7))\r")
+    await console.draws("42")
+    await page.keyboard.press("Tab")
+    assert await page.evaluate(FOCUSED) == "Terminal input"
+    await page.keyboard.press("Control+Shift+L")
+    await expect(page.locator(".live-mark")).to_have_text("watching")
+    await expect(page.get_by_label("Terminal input")).not_to_be_focused()
+    await asyncio.to_thread(until, lambda: kinds(service, session).count("release") == 1)
+    await console.unharmed()
+
+
+async def test_keys_belong_to_the_dialog_or_the_link_that_has_the_focus(
+    console: Console, service: RunningService, agent: str
+) -> None:
+    session = new_session(service, agent, kind="SHELL", labels={"suite": "focus"})
+    type_text(service, agent, session, "rm -f /nonexistent/focus\n")
+    page = console.page
+    await console.enter(service.operator, "/approvals")
+    await expect(page.locator("pre.command", has_text="nonexistent/focus")).to_be_visible()
+    # Behind a dialog no key answers an approval, and Escape closes the dialog.
+    await page.keyboard.press("?")
+    await expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    for key in ("a", "a", "g", "s"):
+        await page.keyboard.press(key)
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+    await expect(page.get_by_role("button", name="Really allow?")).to_have_count(0)
+    await expect(page.locator("pre.command", has_text="nonexistent/focus")).to_be_visible()
+    # The question is for the command that is chosen at that moment.
+    await page.keyboard.press("a")
+    await expect(page.get_by_role("button", name="Really allow?")).to_be_visible()
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("button", name="Really allow?")).to_have_count(0)
+    await page.goto(f"{service.http}/sessions?label=suite%3Dfocus")
+    rows = page.locator("table.sessions tbody tr")
+    await expect(rows).to_have_count(1)
+    await page.keyboard.press("j")
+    await expect(rows.get_by_role("link").first).to_be_focused()
+    await page.get_by_role("link", name="Usage").focus()
+    await page.keyboard.press("Enter")
+    await expect(page).to_have_url(f"{service.http}/usage")
+    for each in service.call("ListApprovals", service.operator)["approvals"]:
+        service.call("AnswerApproval", service.operator, approvalId=each["approvalId"], approve=False)
+    await console.unharmed()
+
+
 async def test_an_approval_shows_the_whole_command_and_is_given_by_keys(
     console: Console, service: RunningService, agent: str
 ) -> None:
@@ -231,7 +313,9 @@ async def test_a_recording_is_replayed_from_a_moment_and_saved(
     for text in ("echo f''irst", "false", "sleep 0.5; printf '\\033[2J\\033[Hse''cond'"):
         service.call("RunCommand", agent, sessionId=session, command=text)
     service.call("CloseSession", agent, sessionId=session)
-    await console.enter(service.operator, f"/sessions/{session}?at=0")
+    await console.enter(service.operator, f"/sessions/{session}")
+    await console.page.get_by_role("button", name="Replay p", exact=True).click()
+    await expect(console.page).to_have_url(re.compile(r"at=0\.000$"))
     player = console.terminal("player")
     await expect(player).to_be_visible()
     assert "first" not in "".join(await console.lines("player"))
@@ -278,6 +362,25 @@ async def test_a_shell_is_shown_as_blocks_and_the_audit_in_words(
     await console.unharmed()
 
 
+async def test_outputs_that_a_shell_has_dropped_come_from_the_audit_log(
+    console: Console, service: RunningService, agent: str
+) -> None:
+    """A shell keeps the output of its last four commands; the audit log has the beginning of each."""
+    session = new_session(service, agent, kind="SHELL")
+    long = "seq 1000; echo $((6*7)) >&2"
+    for text in (long, *(f"echo number-$(({number}+0))" for number in range(6))):
+        service.call("RunCommand", agent, sessionId=session, command=text)
+    await console.enter(service.operator, f"/sessions/{session}")
+    outputs = console.page.locator(".block pre")
+    await expect(outputs).to_have_count(7)
+    assert (await outputs.all_inner_texts())[1:] == [f"number-{number}\n" for number in range(6)]
+    # Only the longest one is incomplete.
+    await expect(outputs.first).to_contain_text(re.compile(r"^1\n2\n3\n"))
+    note = console.page.locator(".block .asks")
+    await expect(note).to_have_text("3.9 kB are no longer kept; this is the beginning in the audit log")
+    await console.unharmed()
+
+
 async def test_an_agent_sees_its_own_sessions_alone(console: Console, service: RunningService, agent: str) -> None:
     mine = new_session(service, agent, kind="SHELL", labels={"whose": "mine"})
     theirs = new_session(service, service.operator, kind="SHELL", labels={"whose": "theirs"})
@@ -314,6 +417,8 @@ async def test_the_token_is_in_the_storage_of_its_tab_and_nowhere_else(
     await page.fill("#token", "wrong")
     await page.keyboard.press("Enter")
     await expect(page.locator(".failed")).to_contain_text("TOKEN_UNKNOWN")
+    # The next attempt needs no click.
+    await expect(page.locator("#token")).to_be_focused()
     await console.unharmed()
 
 

@@ -351,6 +351,22 @@ async def test_the_audit_is_filtered_by_its_address_and_exported(
     await console.unharmed()
 
 
+async def test_the_audit_rows_of_a_session_repeat_nothing(
+    console: Console, service: RunningService, agent: str
+) -> None:
+    """Events, and the start of a command that has ended, are in the log as rows that say the same."""
+    session = new_session(service, agent, kind="SHELL")
+    service.call("RunCommand", agent, sessionId=session, command="echo once")
+    await console.enter(service.operator, f"/sessions/{session}")
+    await console.page.get_by_role("tab", name="Audit").click()
+    rows = console.page.locator("aside table.audit tbody tr")
+    await expect(rows).to_have_count(2)
+    await expect(rows.first).to_contain_text("builder ran echo once, exit 0 after")
+    await expect(rows.last).to_contain_text("builder opened a shell")
+    assert len(kinds(service, session)) > 2
+    await console.unharmed()
+
+
 async def test_a_sound_calls_for_approvals_only_if_it_is_turned_on(
     console: Console, service: RunningService, agent: str
 ) -> None:
@@ -380,7 +396,8 @@ async def test_texts_have_contrast_and_pages_fit_their_width(
 ) -> None:
     session = new_session(service, agent, kind="SHELL", labels={"a long label": "x" * 200})
     service.call("RunCommand", agent, sessionId=session, command="echo out; echo err >&2; sh -c 'exit 2'")
-    service.call("RecordModelCalls", agent, sessionId=session, calls=[call_record(1), call_record(2, status=500)])
+    calls = [call_record(1, model="claude-sonnet-4-5-20250929"), call_record(2, status=500)]
+    service.call("RecordModelCalls", agent, sessionId=session, calls=calls)
     closed = new_session(service, agent, kind="SHELL")
     service.call("CloseSession", agent, sessionId=closed)
     asks = new_session(service, agent, kind="SHELL")

@@ -1,5 +1,5 @@
 // Commands that wait for an approval: the whole command, its rule, where it would run, and what ran before it.
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { call, ServiceError } from "../api.ts";
 import { clock, duration, oneLine, secondsOf, visible } from "../format.ts";
 import { useKeys, useLoad, useNow } from "../hooks.ts";
@@ -55,10 +55,14 @@ export function Approvals({ approvals, error, reload, sound, onSound }: Approval
     }
     reload();
   };
-  useEffect(() => setAsked(undefined), [current?.approvalId]);
+  // Another choice takes the question back.
+  const choose = (id: string) => {
+    setChosen(id);
+    if (asked?.id !== id) setAsked(undefined);
+  };
   const step = (by: number) => {
     const at = open.findIndex((each) => each.approvalId === current?.approvalId);
-    setChosen(open[Math.min(open.length - 1, Math.max(0, at + by))]?.approvalId ?? "");
+    choose(open[Math.min(open.length - 1, Math.max(0, at + by))]?.approvalId ?? "");
   };
   useKeys({
     a: () => current && void answer(current, true),
@@ -103,7 +107,7 @@ export function Approvals({ approvals, error, reload, sound, onSound }: Approval
           const confirm = asked?.id === each.approvalId ? asked : undefined;
           const left = secondsOf(each.expiresAt) - now / 1000;
           return (
-            <li key={each.approvalId} class={mine ? "chosen" : ""} onPointerDown={() => setChosen(each.approvalId)}>
+            <li key={each.approvalId} class={mine ? "chosen" : ""} onPointerDown={() => choose(each.approvalId)}>
               <header>
                 <strong>
                   <Text value={each.agentId} longest={60} />
@@ -143,10 +147,10 @@ export function Approvals({ approvals, error, reload, sound, onSound }: Approval
                   onInput={(event) => setComments({ ...comments, [each.approvalId]: event.currentTarget.value })}
                 />
                 <button class={`good ${confirm?.approve === true ? "sure" : ""}`} onClick={() => void answer(each, true)}>
-                  {confirm?.approve === true ? "Really allow?" : "Allow"} <kbd>a</kbd>
+                  {confirm?.approve === true ? "Really allow?" : "Allow"} {mine ? <kbd>a</kbd> : null}
                 </button>
                 <button class={`danger ${confirm?.approve === false ? "sure" : ""}`} onClick={() => void answer(each, false)}>
-                  {confirm?.approve === false ? "Really refuse?" : "Refuse"} <kbd>r</kbd>
+                  {confirm?.approve === false ? "Really refuse?" : "Refuse"} {mine ? <kbd>r</kbd> : null}
                 </button>
               </div>
             </li>

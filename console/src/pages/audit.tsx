@@ -11,12 +11,13 @@ import type { AuditRecord, Caller } from "../types.ts";
 type Page = { records: AuditRecord[]; nextPageToken: string };
 type Verified = { holds: boolean; rows: string; sessions: string; breaks: string[]; verifiedAt: string; headSeq: string; headHash: string };
 
+// Without bookkeeping of the log and without events, which repeat what these rows say.
+export const ACTIONS = [
+  ...["session_created", "session_closed", "error", "sandbox_made", "sandbox_ending", "sandbox_removed", "takeover", "release"],
+  ...["input", "control", "command", "command_ended", "decision", "approval_answered", "model_call"],
+];
 const KINDS: Record<string, string[]> = {
-  // Without bookkeeping of the log and without events, which repeat what these rows say.
-  "": [
-    ...["session_created", "session_closed", "error", "sandbox_made", "sandbox_ending", "sandbox_removed", "takeover", "release"],
-    ...["input", "control", "command", "command_ended", "decision", "approval_answered", "model_call"],
-  ],
+  "": ACTIONS,
   commands: ["command", "command_ended", "command_started"],
   typed: ["input", "control", "takeover", "release"],
   decisions: ["decision", "approval_answered"],
@@ -87,7 +88,7 @@ export function commandTexts(records: AuditRecord[]): Map<string, Ran> {
 }
 
 // The end of a command has its text, exit code and duration, so its first row is left out.
-function withoutStarts(records: AuditRecord[]): AuditRecord[] {
+export function withoutStarts(records: AuditRecord[]): AuditRecord[] {
   const ended = new Set(records.filter((each) => each.kind === "command_ended").map((each) => each.commandId));
   return records.filter((each) => each.kind !== "command" || !ended.has(each.commandId));
 }

@@ -1,7 +1,7 @@
 // One session: its terminal or its commands, its policy, its usage, its time line, and its replay.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { call, ServiceError, stream, type StreamState } from "../api.ts";
-import { clockSpan, duration, endWords, labelTexts, oneLine, plural, secondsOf, size, visible } from "../format.ts";
+import { clockSpan, duration, endWords, labelTexts, oneLine, secondsOf, size, visible } from "../format.ts";
 import { useKeys, useLoad, useNow } from "../hooks.ts";
 import { LiveTerminal } from "../live_terminal.tsx";
 import { ModelPanel, modelWords, useModelCalls } from "../model_calls.tsx";
@@ -12,7 +12,7 @@ import { ShellBlocks } from "../shell_blocks.tsx";
 import { Timeline, type Mark } from "../timeline.tsx";
 import type { Approval, AuditRecord, Caller, Command, ModelCalls, Sample, Session, SessionEvent, State, Summary } from "../types.ts";
 import { bodyOf } from "../audit_words.tsx";
-import { AuditTable, commandTexts } from "./audit.tsx";
+import { ACTIONS, AuditTable, commandTexts, withoutStarts } from "./audit.tsx";
 import { UsageCharts } from "./usage.tsx";
 
 const SPEEDS = [0.5, 1, 2, 5, 10];
@@ -35,6 +35,7 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
   const [fits, setFits] = useState(false);
   const [notice, setNotice] = useState<{ text: string; bad: boolean }>();
   const [closing, setClosing] = useState(false);
+  const [gone, setGone] = useState(false);
   const [tab, setTab] = useState<Tab>("overview");
   const now = useNow();
 
@@ -74,7 +75,8 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
   const shownState = session.value && ["CLOSED", "ERROR", "CLOSING"].includes(session.value.state) ? session.value.state : (state ?? session.value?.state);
   const over = shownState === "CLOSED" || shownState === "ERROR";
   const began = secondsOf(metadata?.createdAt);
-  const length = Math.max(1, (over ? secondsOf(metadata?.closedAt) : now / 1000) - began);
+  const age = (over ? secondsOf(metadata?.closedAt) : now / 1000) - began;
+  const length = Math.max(1, age);
   const at = place.query.get("at");
   const replaying = at !== null;
   const all = useMemo(() => marksOf(commands.value?.commands ?? [], marks.value?.records ?? [], began), [commands.value, marks.value, began]);
@@ -102,7 +104,9 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
   const control = (type: string) => void attempt(() => call("SendInput", { sessionId: id, actions: [{ type }] }));
   const mine = metadata?.agentId === caller.agentId;
   const seek = (time: number) => go(withQuery(place, { at: time.toFixed(3) }), { replace: replaying });
-  useKeys({ t: () => !over && !replaying && void takeOver(), l: () => replaying && go(withQuery(place, { at: "" })), p: () => !replaying && seek(over ? 0 : Math.max(0, length - 30)) });
+  // From the start, or from half a minute ago while the session runs.
+  const replay = () => seek(over ? 0 : Math.max(0, length - 30));
+  useKeys({ t: () => !over && !replaying && void takeOver(), l: () => replaying && go(withQuery(place, { at: "" })), p: () => !replaying && replay() });
 
   if (!session.value) {
     return (
@@ -120,8 +124,8 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
           <Text value={metadata!.agentId} longest={60} />
         </Link>
         <span class="dim untrusted">{oneLine(metadata!.sandbox, 60)}</span>
-        <span class="dim">{duration(length)}</span>
-        {title ? <span class="dim untrusted title">{oneLine(title, 80)}</span> : null}
+        <span class="dim">{duration(age)}</span>
+        {title ? <span class="dim untrusted title" title="The title that the program set">{oneLine(title, 80)}</span> : null}
         {labelTexts(metadata!.labels).map((each) => (
           <span key={each} class="label untrusted">
             {each}
@@ -150,20 +154,20 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
           <Link to="/approvals">Answer</Link>
         </div>
       ))}
-      {over ? <Ended session={session.value} /> : null}
+      {over ? <Ended session={session.value} gone={gone} /> : null}
       <div class="session-grid">
         <section class="screen-column">
           {replaying ? (
             <Replay id={id} at={Number(at) || 0} marks={all} length={length} began={began} over={over} onSeek={seek} />
           ) : metadata!.kind === "TERMINAL" ? (
             <>
-              <LiveTerminal sessionId={id} typing={typing && !over} fits={fits} onState={setState} onStream={setLive} onTitle={setTitle} onNotice={say} />
+              <LiveTerminal sessionId={id} typing={typing && !over} fits={fits} onState={setState} onStream={setLive} onTitle={setTitle} onNotice={say} onLeave={() => void takeOver()} onGone={() => setGone(true)} />
               <div class="controls">
                 <LiveMark state={live} over={over} typing={typing} />
                 {!over ? (
                   <>
                     <button class={typing ? "" : "primary"} onClick={() => void takeOver()}>
-                      {typing ? "Stop typing" : mine ? "Type" : "Take over"} <kbd>t</kbd>
+                      {typing ? "Stop typing" : mine ? "Type" : "Take over"} <kbd>{typing ? "Ctrl Shift L" : "t"}</kbd>
                     </button>
                     <button onClick={() => control("CTRL_C")}>Ctrl-C</button>
                     <button onClick={() => control("SIGTERM")}>SIGTERM</button>
@@ -174,6 +178,11 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
                     ) : null}
                   </>
                 ) : null}
+                {gone ? null : (
+                  <button class={over ? "primary" : ""} onClick={replay}>
+                    Replay <kbd>p</kbd>
+                  </button>
+                )}
                 <span class="grow" />
                 <span class="dim number">
                   {metadata!.cols} × {metadata!.rows}
@@ -183,15 +192,15 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
             </>
           ) : (
             <>
-              <ShellBlocks sessionId={id} commands={commands.value?.commands ?? []} caller={caller} over={over} onNotice={say} />
+              <ShellBlocks sessionId={id} commands={commands.value?.commands ?? []} caller={caller} over={over} gone={gone} onNotice={say} onGone={() => setGone(true)} />
               <Timeline length={length} at={length} marks={all} live={!over} began={began} onSeek={seek} />
             </>
           )}
         </section>
         <aside>
-          <div class="tabs" role="tablist">
+          <div class="tabs" role="tablist" onKeyDown={stepTab}>
             {TABS.filter((each) => each !== "models" || models.value?.calls.length).map((each) => (
-              <button key={each} role="tab" aria-selected={tab === each} onClick={() => setTab(each)}>
+              <button key={each} role="tab" aria-selected={tab === each} tabIndex={tab === each ? 0 : -1} onClick={() => setTab(each)}>
                 {each}
               </button>
             ))}
@@ -213,6 +222,16 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
   );
 }
 
+// The arrows go from tab to tab, and open it.
+function stepTab(event: KeyboardEvent): void {
+  const by = { ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling" }[event.key] as "nextElementSibling" | undefined;
+  const next = by && (event.target as HTMLElement)[by];
+  if (!(next instanceof HTMLElement)) return;
+  event.stopPropagation();
+  next.focus();
+  next.click();
+}
+
 function LiveMark({ state, over, typing }: { state: StreamState; over: boolean; typing: boolean }) {
   const words = over ? "ended" : state === "live" ? (typing ? "typing" : "watching") : state === "ended" ? "ended" : state === "away" ? "reconnecting" : "connecting";
   return <span class={`live-mark ${over ? "ended" : state}`}>{words}</span>;
@@ -232,12 +251,12 @@ function Missing({ error, id }: { error: ServiceError; id: string }) {
 }
 
 // Why the session ended, since when, and what is kept.
-function Ended({ session: { metadata, state } }: { session: Session }) {
+function Ended({ session: { metadata, state }, gone }: { session: Session; gone: boolean }) {
   return (
     <div class={`notice ${state === "ERROR" ? "bad" : ""}`}>
       <span>
         {state === "ERROR" ? "Failed" : "Closed"} <Time at={metadata.closedAt} />: <span class="untrusted">{endWords(visible(metadata.summary || metadata.closeReason))}.</span>
-        <span class="dim"> The audit log has its commands; the replay lasts as long as the sandbox keeps its output.</span>
+        <span class="dim"> The audit log has its commands{gone ? "." : "; the replay lasts as long as the sandbox keeps its output."}</span>
       </span>
     </div>
   );
@@ -399,8 +418,8 @@ function Overview(props: { session: Session; id: string; over: boolean; models: 
         </dd>
         <dt>Enforced</dt>
         <dd class="untrusted">
-          {oneLine(metadata.enforced.join(" "), 200) || "nothing"}
-          {metadata.unenforced.length ? <div class="asks">not enforced: {oneLine(metadata.unenforced.join(" "), 200)}</div> : null}
+          {oneLine(guards(metadata.enforced), 200) || "nothing"}
+          {metadata.unenforced.length ? <div class="asks">not enforced: {oneLine(guards(metadata.unenforced), 200)}</div> : null}
         </dd>
         {last ? (
           <>
@@ -410,8 +429,10 @@ function Overview(props: { session: Session; id: string; over: boolean; models: 
             </dd>
             <dt>Memory</dt>
             <dd class="measure">
-              <Spark values={latest.map((each) => Number(each.memoryBytes) / 1e6)} label="Memory" width={96} /> {size(last.memoryBytes)} · {plural(last.processCount, "process", "processes")}
+              <Spark values={latest.map((each) => Number(each.memoryBytes) / 1e6)} label="Memory" width={96} /> {size(last.memoryBytes)}
             </dd>
+            <dt>Processes</dt>
+            <dd class="measure">{last.processCount.toLocaleString()}</dd>
           </>
         ) : null}
         {props.models?.calls.length ? (
@@ -425,21 +446,38 @@ function Overview(props: { session: Session; id: string; over: boolean; models: 
   );
 }
 
+const guards = (names: string[]) => names.join(", ").replaceAll("_", " ");
+
+// A limit is a round number: 30m, 8h.
+const limit = (seconds: number) => (seconds ? duration(seconds).replace(/(?<=[dhm])0+[hms]$/, "") : "none");
+
+const RESOURCES: Record<string, [string, (value: number | string) => string]> = {
+  cpuCores: ["CPU cores", String],
+  cpuSeconds: ["CPU time", (value) => limit(Number(value))],
+  memoryBytes: ["Memory", size],
+  processes: ["Processes", (value) => Number(value).toLocaleString()],
+  outputBytes: ["Output", size],
+  fileSizeBytes: ["File size", size],
+};
+
 function Policy({ session: { metadata } }: { session: Session }) {
   const { policy } = metadata;
   const limits = Object.entries(policy.resources ?? {}).filter(([, value]) => Number(value));
   const rows: [string, string][] = [
     ["Profile", policy.profile],
     ["Network", policy.network || "as the sandbox"],
-    ["Enforced", metadata.enforced.join(", ") || "nothing"],
-    ["Not enforced", metadata.unenforced.join(", ")],
+    ["Enforced", guards(metadata.enforced) || "nothing"],
+    ["Not enforced", guards(metadata.unenforced)],
     ["Confinement", metadata.sandboxMode],
     ["Directory", metadata.cwd],
     ["Shell", metadata.shell || "bash"],
-    ["Idle limit", policy.idleTimeoutSeconds ? duration(policy.idleTimeoutSeconds) : "none"],
-    ["Lifetime", policy.maxLifetimeSeconds ? duration(policy.maxLifetimeSeconds) : "none"],
+    ["Idle limit", limit(policy.idleTimeoutSeconds)],
+    ["Lifetime", limit(policy.maxLifetimeSeconds)],
     ["Background", policy.allowBackgroundProcesses ? "may outlive the session" : "ends with the session"],
-    ...limits.map(([name, value]): [string, string] => [name.replace(/([A-Z])/g, " $1").toLowerCase(), name.endsWith("Bytes") ? size(value) : String(value)]),
+    ...limits.map(([name, value]): [string, string] => {
+      const [label, words] = RESOURCES[name] ?? [name, String];
+      return [label, `at most ${words(value)}`];
+    }),
     ...Object.entries(metadata.environment).map(([name, value]): [string, string] => [`$${name}`, value]),
   ];
   return (
@@ -477,7 +515,7 @@ function SessionUsage({ id, over }: { id: string; over: boolean }) {
 }
 
 function SessionAudit({ id, turn }: { id: string; turn: number }) {
-  const rows = useLoad<{ records: AuditRecord[] }>(`audit ${id} ${turn}`, (signal) => call("ListAudit", { sessionId: id, newestFirst: true, pageSize: 100 }, signal));
+  const rows = useLoad<{ records: AuditRecord[] }>(`audit ${id} ${turn}`, (signal) => call("ListAudit", { sessionId: id, kinds: ACTIONS, newestFirst: true, pageSize: 100 }, signal));
   const records = rows.value?.records ?? [];
   return (
     <section class="panel">
@@ -485,7 +523,7 @@ function SessionAudit({ id, turn }: { id: string; turn: number }) {
         <Link to={`/audit?${new URLSearchParams({ session: id })}`}>All rows, with filters and export</Link>
       </p>
       <Failure error={rows.error} />
-      <AuditTable records={records} commands={commandTexts(records)} />
+      <AuditTable records={withoutStarts(records)} commands={commandTexts(records)} />
     </section>
   );
 }

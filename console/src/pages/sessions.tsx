@@ -88,7 +88,9 @@ export function Sessions({ approvals }: { approvals: Approval[] }) {
   const step = (by: number) => {
     const next = Math.min(rows.length - 1, Math.max(0, chosen + by));
     setChosen(next);
-    table.current?.children[next]?.scrollIntoView({ block: "nearest" });
+    const row = table.current?.children[next];
+    row?.querySelector("a")?.focus({ preventScroll: true });
+    row?.scrollIntoView({ block: "nearest" });
   };
   useKeys({
     j: () => step(1),
@@ -191,20 +193,20 @@ function Row({ row, asked, now, chosen, place }: { row: Summary; asked: string |
             <Link to="/approvals" class="asks">
               needs approval
             </Link>{" "}
-            {asked ? <Code value={asked} longest={90} /> : null}
+            {asked ? <Code value={asked} longest={240} /> : null}
           </>
         ) : over ? (
           <span class="dim untrusted">{oneLine(row.closeReason, 80)}</span>
         ) : row.command ? (
           <>
             {row.exitCode ? <span class="failed">✗ {row.exitCode} </span> : null}
-            <Code value={row.command} longest={90} />
+            <Code value={row.command} longest={240} />
           </>
         ) : (
           <span class="dim">—</span>
         )}
       </td>
-      <td class="age number">{duration(Math.max(1, age))}</td>
+      <td class="age number">{duration(age)}</td>
       <td class="cpu">
         {over ? null : <Spark values={row.cpuHistory} label={`CPU, now ${Math.round(row.usage?.cpuPercent ?? 0)} %`} />}
       </td>
