@@ -91,9 +91,10 @@ async def test_a_database_that_is_newer_than_the_program_is_refused(open_store: 
     store = await open_store()
     await store.database.write(lambda each: each.execute(text("INSERT INTO holdfast_versions VALUES (99, 0)")))
     for read_only in (False, True):
-        with pytest.raises(NotNow, match="version 99, and this program supports versions up to") as refused:
+        with pytest.raises(NotNow, match="has schema version 99, and holdfast .* supports versions up to") as refused:
             await open_store(read_only=read_only)
         assert refused.value.reason == "STORE_NEWER"
+        assert refused.value.message.startswith(store.database.location)
 
 
 async def test_looking_only_makes_nothing(store_url: str) -> None:
