@@ -1,7 +1,7 @@
 """A database of the first version, written by the service of that time, is migrated without a loss.
 
-`data/version-1.*.sql` are dumps (`sqlite3 service.db .dump`, `pg_dump --inserts --no-owner` without its settings) of
-the databases of `holdfast service` at the commit 6339628d: two agents, four open sessions and a closed one, an
+`data/version-1.*.sql` are dumps (`sqlite3 service.db .dump`, `pg_dump --inserts --no-owner` without its settings)
+of the databases of `holdfast service` at the commit 6339628d: two agents, four open sessions and a closed one, an
 approval that was granted, one that was refused, and one that waits.
 """
 
@@ -12,7 +12,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-import asyncpg
+import asyncpg  # type: ignore[import-untyped]
 import pytest
 from sqlalchemy import select
 
