@@ -172,6 +172,11 @@ def test_keys_under_rules_run_wait_for_an_approval_and_are_refused(operator: Ope
         assert waiting["command"] == "touch held; echo $((6 * 7))0"
         operator.printed("approve", waiting["approvalId"])
         person.see("420")
+        person.type(b"touch denied\r")
+        until(lambda: operator.json("approve") != [])
+        (waiting,) = operator.json("approve")
+        operator.printed("deny", waiting["approvalId"], "--comment", "not today")
+        person.see(f"approval {waiting['approvalId']} is refused by operator: not today; the command was not run")
         person.type(b"touch dropped")
         person.type(b"\x03echo $((6 * 8))0\r")
         person.see("480")
