@@ -85,6 +85,27 @@ def test_an_unknown_id_gets_a_suggestion(holdfast: Holdfast, arguments: tuple[st
     assert f"did you mean '{meant}'?".encode() in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "step"),
+    [
+        (("logs", "unheard-of"), "`holdfast ps --all` lists the ids"),
+        (("logs", "--tail", "1", "unheard-of"), "`holdfast ps --all` lists the ids"),
+        (("wait", "unheard-of"), "`holdfast ps --all` lists the ids"),
+        (("kill", "unheard-of"), "`holdfast ps --all` lists the ids"),
+        (("inspect", "unheard-of"), "`holdfast ps --all` lists the ids"),
+        (("shell", "run", "unheard-of", "true"), "`holdfast shell list` lists the ids"),
+        (("run", "--detach", "--id", "web-1", "--", "true"), "choose another id"),
+    ],
+)
+def test_an_id_that_resembles_none_gets_the_next_step(
+    holdfast: Holdfast, arguments: tuple[str, ...], step: str
+) -> None:
+    done = holdfast(*arguments)
+    assert done.returncode in (1, 125)
+    assert step.encode() in done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
 # --- inspect and rm -------------------------------------------------------------------------------------------
 
 

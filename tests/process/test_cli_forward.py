@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import sys
 
 import pytest
@@ -60,3 +61,28 @@ async def test_the_verb_forwards_until_it_is_interrupted() -> None:
         verb.send_signal(signal.SIGINT)
         assert await verb.wait() == 130
     inside.close()
+
+
+async def test_a_connection_that_fails_inside_is_reported_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with running_server(["unix"]) as server:
+        arguments = ["forward", "--json", "--sandbox", server.address("unix"), str(port)]
+        verb = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "holdfast", *arguments),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=server_environment(),
+        )
+        assert verb.stdout is not None
+        assert verb.stderr is not None
+        _, _, local = json.loads(await verb.stdout.readline())["address"].partition(":")
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(local))
+            with pytest.raises(ConnectionResetError):
+                await reader.read(-1)
+            writer.close()
+        verb.send_signal(signal.SIGINT)
+        reported = (await verb.stderr.read()).decode().splitlines()
+        assert await verb.wait() == 130
+    assert reported == [f"holdfast: a connection failed in the sandbox: 127.0.0.1:{port}: Connection refused"]

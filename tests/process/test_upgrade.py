@@ -171,6 +171,29 @@ async def test_upgrade_in_one_verb_and_in_the_background(here: ServerHome, newer
     assert old.wait(PATIENCE_SECONDS) == 0
 
 
+async def test_a_server_whose_records_the_new_version_cannot_read_is_not_stopped(
+    here: ServerHome, newer: Path, tmp_path: Path
+) -> None:
+    begun = "class ProcessBegun(JobRecord, frozen=True, tag={})"
+    change = ("runtime/durability/records.py", begun.format(1), begun.format(98))
+    other = copy_package(tmp_path / "other", change)
+    old, reported = here.serve()
+    async with holdfast.connect(here.address) as box:
+        process = await box.start(["sh", "-c", ECHO], stdin="open")
+        await process.wait_for_output("ready")
+        refused = here.holdfast("upgrade", package=other)
+        assert refused.returncode == 1
+        (line,) = refused.stderr.splitlines()
+        assert "the running server continues, and holdfast 0.1.0 cannot take over from it: " in line
+        status = await box.status()
+        assert (status.pid, status.restarts) == (reported["pid"], 0)
+        upgraded = here.holdfast("upgrade", "--json", package=newer)
+        assert json.loads(upgraded.stdout)["processesRunning"] == 1, upgraded.stderr
+        await process.close_stdin()
+        assert (await process.wait()).exit_code == 5
+    here.stop(old)
+
+
 async def test_whoever_starts_servers_goes_on_with_what_a_keeper_holds(here: ServerHome) -> None:
     old, _ = here.serve()
     async with holdfast.connect(here.address) as box:

@@ -72,6 +72,11 @@ def test_rows_are_filtered(url: str, capsys: pytest.CaptureFixture[str]) -> None
     assert found("--contains", "make") == ["s1/1"]
 
 
+def test_a_filter_without_a_row_is_reported(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--session", "none") == (0, [], "holdfast: no row matches\n")
+    assert run(capsys, "--session", "none", "--json") == (0, [], "")
+
+
 def test_verify_tells_that_the_log_holds(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, lines, _ = run(capsys, "verify")
     assert code == 0

@@ -279,6 +279,19 @@ def test_contradicting_options_and_a_missing_token_are_refused(monkeypatch: pyte
         ServiceClient("https://h:1", token="hf_x\n")
 
 
+async def test_a_name_that_is_not_known_is_refused_before_the_call() -> None:
+    unknown: Any = "unheard-of"
+    async with ServiceClient("http://127.0.0.1:1", token="hf_x", retry_seconds=0) as client:
+        with pytest.raises(InvalidParams, match=r"^kind 'unheard-of': one of terminal, shell$"):
+            await client.create_session(kind=unknown)
+        with pytest.raises(InvalidParams, match=r"^control 'unheard-of': one of CTRL_C, CTRL_D, "):
+            await client.send_input("s1", "", unknown)
+        with pytest.raises(InvalidParams, match=r"^state 'unheard-of': one of .*IDLE"):
+            await client.list_sessions(states=[unknown])
+        with pytest.raises(InvalidParams, match=r"^type 'unheard-of': one of .*SESSION_CREATED"):
+            await anext(client.events(types=[unknown]))
+
+
 def test_without_grpc_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     original = builtins.__import__
 

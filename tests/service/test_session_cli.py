@@ -172,6 +172,11 @@ def test_keys_under_rules_run_wait_for_an_approval_and_are_refused(operator: Ope
         assert waiting["command"] == "touch held; echo $((6 * 7))0"
         operator.printed("approve", waiting["approvalId"])
         person.see("420")
+        person.type(b"touch denied\r")
+        until(lambda: operator.json("approve") != [])
+        (waiting,) = operator.json("approve")
+        operator.printed("deny", waiting["approvalId"], "--comment", "not today")
+        person.see(f"approval {waiting['approvalId']} is refused by operator: not today; the command was not run")
         person.type(b"touch dropped")
         person.type(b"\x03echo $((6 * 8))0\r")
         person.see("480")
@@ -188,7 +193,8 @@ def test_mistakes_are_one_line(operator: Operator) -> None:
         (("run", "true", "--session", "s", "--cwd", "/"), "leave out --session", 125),
         (("watch", "--output"), "needs the ID", 1),
         (("list", "--label", "x"), "give NAME=VALUE", 1),
-        (("close", "none"), "none", 1),
+        (("close", "none"), "no session 'none'; `holdfast session list --all` lists the ids", 1),
+        (("approve", "none"), "no approval 'none'; `holdfast session approve` lists those that wait", 1),
         (("list", "--service", "ftp://x"), "service address 'ftp://x'", 1),
         (("list", "--token-file", "/dev/null"), "no token in this file", 1),
         (("lost",), "no sub-verb 'lost'; did you mean 'list'?", 2),
@@ -198,3 +204,23 @@ def test_mistakes_are_one_line(operator: Operator) -> None:
         assert message in done.stderr
         assert done.stderr.count("\n") == 1
     operator.printed("close", shell, "--force")
+
+
+def test_a_wrong_token_and_tls_to_a_plain_port_are_one_line_with_the_next_step(service: RunningService) -> None:
+    plain = f"http://{service.grpc}"
+    for address, token, message in (
+        (
+            plain,
+            "hf_wrong",
+            "the token is wrong, or was removed; `holdfast service agent rotate AGENT` makes a new",
+        ),
+        (
+            plain.replace("http:", "https:"),
+            service.operator,
+            "uses plain text, and this client was made with TLS: wr",
+        ),
+    ):
+        done = service.home.verb("session", "list", HOLDFAST_SERVICE=address, HOLDFAST_SERVICE_TOKEN=token)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr

@@ -90,10 +90,12 @@ async def test_an_approval_of_the_first_version_waits_on_without_a_caller(open_s
 async def test_a_database_that_is_newer_than_the_program_is_refused(open_store: OpenStore) -> None:
     store = await open_store()
     await store.database.write(lambda each: each.execute(text("INSERT INTO holdfast_versions VALUES (99, 0)")))
+    expected = r"has schema version 99, and holdfast .* supports versions up to"
     for read_only in (False, True):
-        with pytest.raises(NotNow, match="version 99, and this program supports versions up to") as refused:
+        with pytest.raises(NotNow, match=expected) as refused:
             await open_store(read_only=read_only)
         assert refused.value.reason == "STORE_NEWER"
+        assert refused.value.message.startswith(store.database.location)
 
 
 async def test_looking_only_makes_nothing(store_url: str) -> None:

@@ -56,7 +56,8 @@ async def dial(address: StreamAddress) -> socket.socket:
                     await loop.sock_connect(sock, where)
                 except OSError as error:
                     sock.close()
-                    reason = error.strerror or error
+                    # asyncio puts the address in place of the reason.
+                    reason = os.strerror(error.errno) if error.errno else error
                 except BaseException:
                     sock.close()
                     raise
@@ -64,7 +65,9 @@ async def dial(address: StreamAddress) -> socket.socket:
                     return sock
     except TimeoutError:
         reason = f"no answer in {CONNECT_SECONDS:g} s"
-    except (OSError, UnicodeError) as error:
+    except OSError as error:
+        reason = error.strerror or error
+    except UnicodeError as error:
         reason = error
     raise PortUnavailable(f"{address}: {reason}")
 

@@ -195,7 +195,7 @@ def require_safe(host: str, token: str | None, no_auth: bool) -> None:
     if not token and beyond:
         raise Forbidden(f"{host}: listening beyond loopback without a token is refused")
     if not token and not no_auth:
-        raise Forbidden(f"{host}: a token is needed, or --no-auth on loopback")
+        raise Forbidden(f"{host}: a token is needed (--token-file), or --no-auth on loopback")
 
 
 def is_loopback(host: str) -> bool:
@@ -251,6 +251,11 @@ async def dial(
         status = error.response.status_code
         reason = bytes(error.response.body or b"").decode(errors="replace").strip()
         text = f"{url}: HTTP {status}" + (f": {reason}" if reason else "")
+        if status == http.HTTPStatus.UNAUTHORIZED:
+            found = "and the given one is not accepted" if token else "and none is given"
+            text = (
+                f"{url}: HTTP {status}: a bearer token is needed, {found}: set HOLDFAST_TOKEN, or token= in Python"
+            )
         raise (Unauthorized(text) if status in (401, 403) else HandshakeFailed(text)) from error
     except InvalidURI as error:
         raise InvalidParams(f"{url}: {error}") from error

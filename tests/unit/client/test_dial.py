@@ -13,7 +13,14 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from holdfast.client.connection.channel_connection import ChannelConnection
 from holdfast.client.dial import describe, dialer, open_connection
-from holdfast.errors import CommandNotFound, ConnectionLost, HandshakeFailed, InvalidParams, MessageTooLarge
+from holdfast.errors import (
+    CommandNotFound,
+    ConnectionLost,
+    HandshakeFailed,
+    InvalidParams,
+    MessageTooLarge,
+    MethodNotFound,
+)
 from holdfast.wire import messages as m
 
 SPEAKS = """
@@ -87,6 +94,26 @@ async def test_half_a_surrogate_pair_in_a_reply_fails_the_call_on_the_first_chan
             await connection.call(m.ENVIRONMENT_INFO, m.Empty())
         await connection.aclose()
     assert dials == 1
+
+
+async def test_a_method_that_an_earlier_server_lacks_is_explained(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async for line in reader:
+            request: dict[str, Any] = json.loads(line)
+            if request["method"] == "initialize":
+                writer.write(json.dumps({"id": request["id"], "result": _SESSION}).encode() + b"\n")
+            elif "id" in request:
+                error = {"code": -32601, "message": f"no method {request['method']!r}"}
+                writer.write(json.dumps({"id": request["id"], "error": error}).encode() + b"\n")
+        writer.close()
+
+    path = tmp_path / "s"
+    async with await asyncio.start_unix_server(answer, path):
+        connection = await open_connection(f"unix:{path}")
+        expected = rf"^unix:{path}: no method 'environment/info' in its server, holdfast 9, which is older than"
+        with pytest.raises(MethodNotFound, match=expected):
+            await connection.call(m.ENVIRONMENT_INFO, m.Empty())
+        await connection.aclose()
 
 
 async def test_a_reply_over_the_limit_of_a_websocket_fails_the_call_and_is_not_requested_again() -> None:

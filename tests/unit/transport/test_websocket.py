@@ -104,6 +104,14 @@ async def test_a_token_beyond_ascii_is_refused_and_not_a_crash(server: Server) -
         await dial(server, "p\u00e4ss")
 
 
+@pytest.mark.parametrize(("token", "found"), [(None, "none is given"), ("wrong", "the given one is not accepted")])
+async def test_a_refused_token_is_reported_with_the_next_step(
+    server: Server, token: str | None, found: str
+) -> None:
+    with pytest.raises(Unauthorized, match=rf"401: a bearer token is needed, and {found}: set HOLDFAST_TOKEN"):
+        await dial(server, token)
+
+
 async def test_no_auth_on_loopback_needs_no_token() -> None:
     server = Server()
     server.listener = await websocket.listen("localhost", 0, server.accept, no_auth=True)

@@ -53,6 +53,9 @@ def with_service(retry_seconds: float = RETRY_SECONDS) -> Callable[[_Work], Call
         def command(**values: Any) -> int:
             service = {each.name: values.pop(each.name) for each in _SERVICE_PARAMETERS}
 
+            # gRPC prints failed handshakes on stderr; their error has the reason.
+            os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
             async def run() -> int:
                 async with _client(retry_seconds=retry_seconds, **service) as client:
                     try:

@@ -203,7 +203,18 @@ class ChannelConnection(ClientConnection):
     def _replied(self, call: PendingCall[R], result: R, error: HoldfastError | None) -> None:
         if self._link is not None:
             self._link.progressed = True
-        call.replied(result, error)
+        call.replied(result, self._explained(call.method, error))
+
+    def _explained(self, method: WireMethod[Any, Any], error: HoldfastError | None) -> HoldfastError | None:
+        """Replace the error of a server that lacks a method of this client: the server is an earlier version."""
+        # A function of the host that is called through the server may raise the same class.
+        missing = f"no method {method.name!r}"
+        if not isinstance(error, MethodNotFound) or error.message != missing or self.server is None:
+            return error
+        return MethodNotFound(
+            f"{self.address}: {missing} in its server, holdfast {self.server.server_version}, which is older than "
+            "this client: see `holdfast upgrade`"
+        )
 
     def give_up(self, call: PendingCall[Any]) -> None:
         self.notify(m.REQUEST_CANCEL, m.CancelParams(call.id))
@@ -266,7 +277,7 @@ class ChannelConnection(ClientConnection):
 
         def replied(result: object, error: HoldfastError | None) -> None:
             link.passing.discard(id)
-            on_reply(result, error)
+            on_reply(result, self._explained(method, error))
 
         id, message = self._peer.call(method, params, replied)
         link.passing.add(id)

@@ -31,6 +31,8 @@ UNIX_PREFIX: Final = "unix:"
 #: How often a forward whose connections are in use shows that to the server, which does not see their bytes.
 USE_SECONDS: Final = 10.0
 
+#: Receives the error of a connection that the sandbox did not accept.
+OnRefused = Callable[[HoldfastError], None]
 #: Opens the connection on this machine for a stream that was accepted in the sandbox.
 Connect = Callable[[], Awaitable[socket.socket]]
 
@@ -49,10 +51,20 @@ def parse_address(where: int | str, *, listens: bool = False) -> s.StreamAddress
 
 
 class PortForward:
-    """A port or Unix socket of the sandbox, reachable at a port of this machine for an `async with` block."""
+    """A port or Unix socket of the sandbox, reachable at a port of this machine for an `async with` block.
 
-    def __init__(self, connection: ClientConnection, target: s.StreamAddress, local: int | str = 0) -> None:
+    A connection that the sandbox does not accept is reset here; `on_refused` receives the reason.
+    """
+
+    def __init__(
+        self,
+        connection: ClientConnection,
+        target: s.StreamAddress,
+        local: int | str = 0,
+        on_refused: OnRefused | None = None,
+    ) -> None:
         self._connection = connection
+        self._on_refused = on_refused
         self._target = target
         self._local = parse_address(local, listens=True)
         self._acceptor: sockets.Acceptor | None = None
@@ -106,7 +118,7 @@ class PortForward:
                 raise PortUnavailable(f"{StreamLimits().streams} connections are open")
             far = await link.dial(self._target)
         except PortUnavailable as error:
-            log.info("%s: no connection to %s: %s", self.address, self._target, error)
+            self._refused(error)
             sockets.reset(sock)
         except HoldfastError as error:
             # An earlier server, a relay that drops descriptors, or a broken link.
@@ -133,7 +145,7 @@ class PortForward:
             number = streams.new_number()
             streams.reserve(number)
         except HoldfastError as error:
-            log.warning("%s: a connection to %s is refused: %s", self.address, self._target, error)
+            self._refused(error, logging.WARNING)
             sockets.reset(sock)
             return
         stream = streams.attach(number, sock, owner=self)
@@ -143,11 +155,18 @@ class PortForward:
             if result is not None:
                 stream.give_credit(result.window)
             else:
-                log.info("%s: no connection to %s: %s", self.address, self._target, error)
+                assert error is not None
+                self._refused(error)
                 streams.drop(stream)
 
         params = s.StreamOpenParams(number, self._target, stream.window)
         self._connection.call_once(s.STREAM_OPEN, params, opened)
+
+    def _refused(self, error: HoldfastError, level: int = logging.INFO) -> None:
+        if self._on_refused is not None:
+            self._on_refused(error)
+        else:
+            log.log(level, "%s: no connection to %s: %s", self.address, self._target, error)
 
     async def aclose(self) -> None:
         """Stop listening and reset the connections that are still open."""
@@ -202,17 +221,20 @@ class PortOffer:
         await self._connection.reply(call)
         self._connection.on_connected.add(self._listen_again)
 
-    def _listening(self, result: s.StreamListenResult | None, error: HoldfastError | None) -> None:
+    def _listening(self, result: s.StreamListenResult | None, _error: HoldfastError | None) -> None:
         if result is not None:
             self._inside = result.address
             self._streams = self._connection.streams
             self._streams.on_accepted(self._name, self._accepted)
-        elif error is not None:
-            log.warning("%s: cannot listen on %s inside: %s", self._connection.address, self._inside, error)
 
     def _listen_again(self) -> None:
+        def replied(result: s.StreamListenResult | None, error: HoldfastError | None) -> None:
+            if error is not None:
+                log.warning("%s: cannot listen on %s inside: %s", self._connection.address, self._inside, error)
+            self._listening(result, error)
+
         params = s.StreamListenParams(self._name, self._inside)
-        self._connection.call_once(s.STREAM_LISTEN, params, self._listening)
+        self._connection.call_once(s.STREAM_LISTEN, params, replied)
 
     def _accepted(self, id: int, credit: int) -> None:
         assert self._streams is not None

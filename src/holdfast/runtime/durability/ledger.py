@@ -246,20 +246,31 @@ def read_ledger(path: str, kinds: Kinds = ()) -> tuple[LedgerHead | None, list[L
     """
     with open(path, "r+b") as file:
         data = file.read()
-        head, records = None, []
-        for record in decode_all(data, path, kinds):
-            if not isinstance(record, LedgerHead):
-                records.append(record)
-                continue
-            head = record
-            if head.version > LEDGER_VERSION:
-                raise SandboxError(
-                    f"{path}: holdfast {head.program} wrote it in version {head.version}, and"
-                    f" holdfast {__version__} reads {LEDGER_VERSION}: serve with that version, or a later one"
-                )
+        head, records = _decode(data, path, kinds)
         whole = max((end for _, end in frames(data)), default=0)
         if whole < len(data):
             file.truncate(whole)  # which frees the reserved space, too
+    return head, records
+
+
+def check_ledger(path: str, kinds: Kinds = ()) -> None:
+    """Raise `SandboxError` if `read_ledger` of this version would. Changes nothing: a server may be writing."""
+    with open(path, "rb") as file:
+        _decode(file.read(), path, kinds)
+
+
+def _decode(data: bytes, path: str, kinds: Kinds) -> tuple[LedgerHead | None, list[LedgerRecord]]:
+    head, records = None, []
+    for record in decode_all(data, path, kinds):
+        if not isinstance(record, LedgerHead):
+            records.append(record)
+            continue
+        head = record
+        if head.version > LEDGER_VERSION:
+            raise SandboxError(
+                f"{path}: holdfast {head.program} wrote it in version {head.version}, and"
+                f" holdfast {__version__} reads {LEDGER_VERSION}: serve with that version, or a later one"
+            )
     return head, records
 
 

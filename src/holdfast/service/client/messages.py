@@ -5,16 +5,18 @@ A field of a Struct is copied from the message's field of the same name; the fun
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from holdfast.errors import InvalidParams
 from holdfast.service.api import (
     Chunk,
     CloseResult,
     Control,
+    ControlType,
     CreateRequest,
     OutputRead,
     PolicyRequest,
@@ -23,11 +25,18 @@ from holdfast.service.api import (
     SessionEvent,
 )
 from holdfast.service.client.types import CreatedSession, Session
-from holdfast.service.types import AuditRow, ServiceStruct
+from holdfast.service.types import AuditRow, Kind, ServiceStruct
 from holdfast.service.view_api import ModelCall
 from holdfast.session.v1 import session_pb2 as pb
 
 _Struct = TypeVar("_Struct", bound=ServiceStruct)
+
+
+def check_name(field: str, value: str, literal: Any) -> None:
+    """Raise `InvalidParams` if the value is not one of a `Literal`, of which protobuf's error lists none."""
+    names = get_args(literal)
+    if value not in names:
+        raise InvalidParams(f"{field} {value!r}: one of {', '.join(names)}")
 
 
 # --- requests ----------------------------------------------------------------------------------------------------
@@ -35,6 +44,7 @@ _Struct = TypeVar("_Struct", bound=ServiceStruct)
 
 def create(request: CreateRequest) -> pb.CreateSessionRequest:
     fields = msgspec.structs.asdict(request)
+    check_name("kind", request.kind, Kind)
     fields["kind"] = "SHELL" if request.kind == "shell" else "TERMINAL"
     fields["policy"] = _policy(request.policy)
     return pb.CreateSessionRequest(**fields)
@@ -71,6 +81,7 @@ def run(request: RunRequest) -> pb.RunCommandRequest:
 
 
 def control(action: Control) -> pb.ControlAction:
+    check_name("control", action.type, ControlType)
     return pb.ControlAction(type=action.type, cols=action.cols or None, rows=action.rows or None)
 
 

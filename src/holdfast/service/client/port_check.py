@@ -46,8 +46,8 @@ def explain_failure(
         )
     if tls and len(reply) >= 4 and reply[3] == _SETTINGS:
         return (
-            f"{address} uses plain text, and this client was made with TLS: leave out tls_ca=, tls_cert= and "
-            "tls_key=, or start the service with --tls-cert and --tls-key"
+            f"{address} uses plain text, and this client was made with TLS: write http:// and leave out tls_ca=, "
+            "tls_cert= and tls_key=, or start the service with --tls-cert and --tls-key"
         )
     return ""
 

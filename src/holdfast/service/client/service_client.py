@@ -155,6 +155,8 @@ class ServiceClient:
         limit: int | None = None,
     ) -> list[Session]:
         """Return the sessions that the caller may see, oldest first; `limit` bounds their number."""
+        for state in states:
+            self._messages.check_name("state", state, State)
         request = self._pb.ListSessionsRequest(
             agent_id=agent_id,
             states=states,
@@ -261,6 +263,9 @@ class ServiceClient:
         Without `since` only new events are yielded. A connection that is lost before the first event resumes with
         new events: read `list_approvals` after the first event of a subscription if none may be missed.
         """
+
+        for each in types:
+            self._messages.check_name("type", each, EventType)
 
         def request(position: str) -> Any:
             return self._pb.SubscribeSessionEventsRequest(session_id=session_id, since=position, types=types)

@@ -72,9 +72,10 @@ class Store(SessionRows, LeaseRows, SandboxRows, AuditLog, ApprovalRows, AgentRo
         database = await Database.open(url, clock=clock, create=not read_only)
         try:
             if read_only:
-                await database.read(check_version)
+                await database.read(lambda connection: check_version(connection, location=database.location))
             else:
-                await database.write(lambda connection: migrate(connection, database.clock.time()))
+                now, location = database.clock.time(), database.location
+                await database.write(lambda connection: migrate(connection, now, location=location))
             store = cls(database, audit_key, **parts)
             await store._check_key(read_only)
             if store._replica_notices is not None:

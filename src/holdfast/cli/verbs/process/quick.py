@@ -233,7 +233,7 @@ def _fail(verb: str, error: ErrorReply, suggestion: str) -> int:
     from holdfast.errors import error_from_wire
 
     found = error_from_wire(error.code, str(error), error.data)
-    complain(describe(found) + suggestion)
+    complain(describe(found, suggestion))
     return exit_code_of(found, ours=OURS if verb in ("run", "wait") else FAILED)
 
 

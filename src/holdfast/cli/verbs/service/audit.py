@@ -15,6 +15,7 @@ import typer
 
 from holdfast.cli.support.exit_codes import FAILED
 from holdfast.cli.support.sandbox_option import JsonOption
+from holdfast.cli.support.text import complain
 from holdfast.cli.support.typed_verb import run_async, service_extra
 from holdfast.errors import InvalidParams
 
@@ -101,8 +102,12 @@ SUB_VERBS: Final = {"verify": verify}
 async def _show(which: AuditFilter, follow: bool, as_json: bool, store: str | None, config: str | None) -> int:
     async with _opened(store, config, None) as opened:
         if not follow:
+            count = 0
             async for row in _stored_rows(opened, which):
                 _print(row, as_json)
+                count += 1
+            if not count and not as_json:
+                complain("no row matches")
             return 0
         # Following begins first, so that rows written during the read are not lost.
         async with opened.follow(which) as rows:

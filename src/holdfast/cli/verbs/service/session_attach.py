@@ -21,7 +21,7 @@ from holdfast.cli.support.service_option import with_service
 from holdfast.cli.support.terminal_view import ShownOutput, report_detached, show_detach_key, too_small
 from holdfast.cli.support.text import complain
 from holdfast.client.screen.screen import emulator, preload
-from holdfast.errors import InvalidParams
+from holdfast.errors import HoldfastError, InvalidParams
 from holdfast.service.api import Control, InputResult
 from holdfast.service.client.service_client import RETRY_SECONDS, ServiceClient
 from holdfast.service.client.types import Session
@@ -35,6 +35,8 @@ _INTERRUPT: Final = re.compile(rb"(\x03)")
 #: How often and after which pause keys are sent again while the session accepts none.
 _TRIES: Final = 10
 _BUSY_SECONDS: Final = 0.5
+#: How often the approval of a held command is read.
+_APPROVAL_SECONDS: Final = 1.0
 
 
 @with_service(RETRY_SECONDS)
@@ -48,7 +50,8 @@ async def attach(
     """Show the terminal of a session and type into it; exit with its code if it ends.
 
     The screen is drawn first. The session gets our size, also when it changes. Ctrl-\\ d leaves it open, and
-    Ctrl-\\ twice sends one Ctrl-\\. A refused key and a command that waits for an approval are reported.
+    Ctrl-\\ twice sends one Ctrl-\\. A refused key, and a command that waits for an approval or is denied
+    one, are reported.
     """
     signals = SignalQueue(detach_on_interrupt=True)
     with signals.listening():
@@ -75,6 +78,8 @@ async def attach(
         except ClientDetached:
             report_detached(f"{session_id} stays open")
             return 0
+        finally:
+            keys.close()
 
 
 class SessionKeys:
@@ -83,6 +88,12 @@ class SessionKeys:
     def __init__(self, service: ServiceClient, session_id: str) -> None:
         self._service = service
         self._session_id = session_id
+        #: Waits for the end of the last approval; a session holds one command at a time.
+        self._held: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        if self._held is not None:
+            self._held.cancel()
 
     async def write(self, process_id: str, data: bytes) -> None:
         # Under rules, an interrupt with other input is refused, and a fast typist sends both at once.
@@ -115,7 +126,28 @@ class SessionKeys:
         if not sent.accepted:
             id = sent.approval_id
             _report(f"the command waits for approval {id} (holdfast session approve {id}); Ctrl-C drops the line")
+            self.close()
+            self._held = asyncio.create_task(self._report_end(id))
         return sent
+
+    async def _report_end(self, approval_id: str) -> None:
+        """Report a command that will not run. One that is approved shows itself by its output."""
+        outcome = ""
+        while not outcome:
+            await asyncio.sleep(_APPROVAL_SECONDS)
+            try:
+                known = await self._service.list_approvals(self._session_id, ended=True)
+            except HoldfastError:
+                return  # the output of the session reports a lost service
+            for each in known:
+                if each.approval_id == approval_id:
+                    outcome, by, comment = each.outcome, each.answered_by, each.comment
+                    break
+            else:
+                return
+        if outcome in ("refused", "expired"):
+            by, comment = (f" by {by}" if by else ""), (f": {comment}" if comment else "")
+            _report(f"approval {approval_id} is {outcome}{by}{comment}; the command was not run")
 
     async def _when_ready(self, data: bytes, controls: tuple[Control, ...]) -> InputResult:
         """Send input, again if the session is between an interrupt and its prompt."""

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import func, insert, inspect, select, text
 
+from holdfast import __version__
 from holdfast.service.problems import NotNow
 from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.schema import VERSIONS
@@ -125,8 +126,13 @@ _FOURTH: Final = (
 MIGRATIONS: Final = (Migration(1, _FIRST), Migration(2, _SECOND), Migration(3, _THIRD), Migration(4, _FOURTH))
 
 
-async def migrate(connection: StoreConnection, now: float, steps: Sequence[Migration] = MIGRATIONS) -> list[int]:
-    """Run the missing migrations in the open transaction; return their versions."""
+async def migrate(
+    connection: StoreConnection,
+    now: float,
+    steps: Sequence[Migration] = MIGRATIONS,
+    location: str = "the database",
+) -> list[int]:
+    """Run the missing migrations in the open transaction; return their versions. `location` is for errors."""
     if connection.dialect.name == "postgresql":
         await connection.execute(select(func.pg_advisory_xact_lock(MIGRATION_LOCK)))
     await connection.execute(
@@ -136,7 +142,7 @@ async def migrate(connection: StoreConnection, now: float, steps: Sequence[Migra
         )
     )
     had = await _version(connection)
-    _refuse_newer(had, steps)
+    _refuse_newer(had, steps, location)
     made = []
     for step in steps:
         if step.version > had:
@@ -147,18 +153,21 @@ async def migrate(connection: StoreConnection, now: float, steps: Sequence[Migra
     return made
 
 
-async def check_version(connection: StoreConnection, steps: Sequence[Migration] = MIGRATIONS) -> None:
-    """Check the schema version for read-only use."""
+async def check_version(
+    connection: StoreConnection, steps: Sequence[Migration] = MIGRATIONS, location: str = "the database"
+) -> None:
+    """Check the schema version for read-only use. `location` is for errors."""
     has_tables = await connection.run_sync(lambda each: inspect(each).has_table(VERSIONS.name))
     had = await _version(connection) if has_tables else 0
-    _refuse_newer(had, steps)
+    _refuse_newer(had, steps, location)
     if not had:
         raise NotNow(
-            "this database holds no session service: start `holdfast service` on it first", reason="STORE_EMPTY"
+            f"{location} holds no session service: start `holdfast service` on it first", reason="STORE_EMPTY"
         )
     if had < steps[-1].version:
         raise NotNow(
-            f"the database has version {had}, this program {steps[-1].version}: start `holdfast service` on it",
+            f"{location} has schema version {had}, and holdfast {__version__} needs {steps[-1].version}: "
+            "start `holdfast service` of this version, which migrates it",
             reason="STORE_OLDER",
         )
 
@@ -167,10 +176,11 @@ async def _version(connection: StoreConnection) -> int:
     return int((await connection.execute(select(func.max(VERSIONS.c.version)))).scalar() or 0)
 
 
-def _refuse_newer(had: int, steps: Sequence[Migration]) -> None:
+def _refuse_newer(had: int, steps: Sequence[Migration], location: str) -> None:
     if had > steps[-1].version:
         raise NotNow(
-            f"the database has version {had}, and this program supports versions up to {steps[-1].version}: "
-            "use the Holdfast version that made it, or a later one",
+            f"{location} has schema version {had}, and holdfast {__version__} supports versions up to "
+            f"{steps[-1].version}: use the Holdfast version that migrated it or a later one, or restore the backup "
+            "from before the upgrade",
             reason="STORE_NEWER",
         )
