@@ -127,7 +127,7 @@ picture: $(VENV)/installed-dev console ## record the README's terminal session a
 docs: $(VENV)/installed-dev ## build the documentation site into build/site; a broken link is an error
 	$(BIN)/python -m mkdocs build --quiet --strict
 
-engines: $(VENV)/installed-dev parts ## run every check of sandboxes, and a quick benchmark, over every engine
+engines: $(VENV)/installed-dev parts ## run every check of sandboxes over every engine, and every benchmark once
 	HOLDFAST_ALL_ENGINE_CHECKS=yes $(BIN)/python -m pytest tests/sandbox/test_fleet_engines.py tests/e2e/test_bench.py
 
 agents: $(VENV)/installed-dev parts ## run every check with real agents, Claude Code and Codex, as clients

@@ -23,6 +23,8 @@ from tests.support.servers import server_environment
 #: Images by the names that tests use.
 BUSYBOX = "hf-busybox"
 DEBIAN = "hf-debian"
+#: Marks tests that take too long for `make test`.
+longer = pytest.mark.skipif("HOLDFAST_LONGER_FAULTS" not in os.environ, reason="runs in `make faults`")
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from holdfast.fleet.jails import engine as jails
 from holdfast.fleet.jails.starter import Zygote
 from holdfast.fleet.pool import Pool
 from holdfast.fleet.template import Template
+from tests.sandbox.conftest import longer
 from tests.support.file_systems import small_file_system
 from tests.support.parts import require
 
@@ -66,7 +67,9 @@ def left_behind(directory: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("engine", ["bwrap", "docker", "local"])
+@pytest.mark.parametrize(
+    "engine", ["bwrap", pytest.param("docker", marks=longer), pytest.param("local", marks=longer)]
+)
 async def test_a_maker_that_is_killed_leaves_nothing(
     engine: str, fleet_directory: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -23,7 +23,7 @@ from holdfast.errors import HoldfastError, SandboxError
 from holdfast.fleet.containers.engine import FORK_LABEL, ID_LABEL, LEASE_LABEL
 from holdfast.fleet.fleet import Fleet
 from holdfast.fleet.pool import Pool
-from tests.sandbox.conftest import or_skip
+from tests.sandbox.conftest import longer, or_skip
 from tests.support.engines import DockerDaemon, docker_engine
 from tests.support.file_systems import small_file_system
 from tests.support.parts import require
@@ -32,7 +32,6 @@ IMAGE = "hf-busybox"
 #: Moments of a `create` and a `remove` at which the engine is killed.
 MOMENTS = 12
 PATIENCE = 240.0
-longer = pytest.mark.skipif("HOLDFAST_LONGER_FAULTS" not in os.environ, reason="runs in `make faults`")
 
 
 @pytest.fixture(autouse=True)

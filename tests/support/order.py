@@ -6,7 +6,6 @@ from typing import Final
 
 #: The longest first, so that no worker works alone in the end; what is not named comes last.
 LONGEST_FIRST: Final = (
-    "tests/e2e/test_bench.py",
     "tests/sandbox/",
     "tests/faults/",
     "tests/service/",
