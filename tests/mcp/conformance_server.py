@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from mcp.server.mcpserver import Audio, Context, Image, UserMessage
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.shared.message import ServerMessageMetadata
 from mcp_types import (
     CreateMessageRequest,
     CreateMessageRequestParams,
@@ -118,7 +119,12 @@ def add_tools(server: SandboxServer) -> None:
         requested = CreateMessageRequestParams(
             messages=[SamplingMessage(role="user", content=content)], max_tokens=100
         )
-        answer = await ctx.session.send_request(CreateMessageRequest(params=requested), CreateMessageResult)
+        # On the stream of this call: the client may not have opened the stream of the session yet.
+        answer = await ctx.session.send_request(
+            CreateMessageRequest(params=requested),
+            CreateMessageResult,
+            metadata=ServerMessageMetadata(related_request_id=ctx.request_id),
+        )
         return f"LLM response: {answer.content}"
 
     async def test_elicitation(ctx: Context[Any, Any], message: str) -> str:
