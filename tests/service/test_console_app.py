@@ -180,6 +180,8 @@ async def test_filters_are_in_the_address_and_keys_choose_and_open(
     await expect(console.page).to_have_url(f"{service.http}/sessions/{wanted}")
     await console.page.keyboard.press("Control+k")
     await console.page.keyboard.type(second)
+    # Results of the first letters may be shown for a moment.
+    await expect(console.page.locator(".choices li code")).to_have_count(1)
     await expect(console.page.locator(".choices li code")).to_contain_text(second[:12])
     await console.page.keyboard.press("Enter")
     await expect(console.page).to_have_url(f"{service.http}/sessions/{second}")
