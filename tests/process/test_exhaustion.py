@@ -406,6 +406,20 @@ async def test_a_stop_ends_everything_where_not_all_can_have_a_descriptor_at_onc
         assert [pid for pid in pids if is_alive(pid)] == []
 
 
+async def test_a_hard_limit_that_was_lowered_holds_for_new_processes() -> None:
+    """The server gives processes the soft limit that it was started with, or the hard limit if that is lower."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+    try:
+        async with on_server() as (server, box):
+            assert (await box.exec(["sh", "-c", "ulimit -n"])).stdout == "1000\n"
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (400, 400))
+            assert (await box.exec(["sh", "-c", "ulimit -n"])).stdout == "400\n"
+            assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (400, 400)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 async def test_who_connects_while_there_are_no_descriptors_waits_and_the_log_tells_once() -> None:
     async with on_server() as (server, box), bystander(box):
 

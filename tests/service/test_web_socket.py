@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -140,6 +140,31 @@ async def test_a_service_that_stops_says_so() -> None:
         await read(socket)
         fronts.admission.stop()
         assert (await read(socket))["error"]["code"] == "unavailable"
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - the state of a transport, which notifies no one
+        await asyncio.sleep(0)
+
+
+async def test_a_service_stops_while_a_client_that_closed_has_not_read_everything() -> None:
+    async def large(since: str) -> AsyncIterator[Chunk]:
+        yield chunk(bytes(16 * 1024 * 1024))
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(30), OverHttp() as fronts:
+        fronts.sessions.chunks = large
+        socket = await connect(fronts.http.url.replace("http", "ws") + PATH + "StreamOutput")
+        socket.transport.pause_reading()
+        await ask(socket)
+        assert fronts.http._server is not None
+        (held,) = fronts.http._server.server_state.connections
+        await until(lambda: held.transport.get_write_buffer_size() > 0)
+        socket.protocol.send_close(1000)
+        socket.transport.write(b"".join(socket.protocol.data_to_send()))
+        await until(held.transport.is_closing)
+        await fronts.http.stop(0)
+        socket.transport.abort()
 
 
 async def test_at_most_a_window_is_sent_before_it_is_acknowledged() -> None:

@@ -371,17 +371,26 @@ def _above(fd: int, lowest: int, opened: list[int]) -> int:
 def _soft_limits(limits: Mapping[int, int]) -> Iterator[None]:
     """Set the server's own limits during a spawn: a child inherits its parent's, and no other spawn runs then."""
     saved: dict[int, tuple[int, int]] = {}
+    applied: dict[int, int] = {}
     try:
         for kind, soft in limits.items():
             hard = resource.getrlimit(kind)[1]
+            applied[kind] = _at_most(soft, hard)  # another process may have lowered the hard limit
             # prlimit(2) replaces and returns a limit in one step, so a change by another process is not undone.
-            saved[kind] = resource.prlimit(0, kind, (soft, hard))
+            saved[kind] = resource.prlimit(0, kind, (applied[kind], hard))
         yield
     finally:
         for kind, both in saved.items():
             changed = resource.prlimit(0, kind, both)
-            if changed[0] != limits[kind]:
+            if changed[0] != applied[kind]:
                 resource.prlimit(0, kind, changed)
+
+
+def _at_most(soft: int, hard: int) -> int:
+    """The soft limit, or the hard limit if that is lower; both may be `RLIM_INFINITY`, which is negative."""
+    if hard == resource.RLIM_INFINITY or (soft != resource.RLIM_INFINITY and soft <= hard):
+        return soft
+    return hard
 
 
 def _explain_launcher(number: int, command: SpawnCommand, python: str) -> HoldfastError:

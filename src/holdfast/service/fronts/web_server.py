@@ -165,6 +165,12 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     leave: Callable[[], None] | None = None
 
+    def shutdown(self) -> None:
+        # uvicorn would send a second close to a client that closed and has not read everything, which is an error.
+        if self.conn.close_sent is not None:
+            self.close_sent = True
+        super().shutdown()
+
     def connection_lost(self, exc: Exception | None) -> None:
         if self.leave is not None:
             self.leave()
