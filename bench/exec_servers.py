@@ -173,16 +173,17 @@ def running(kind: str, transport: str) -> Iterator[Server]:
                 server.notify("initialized")
                 yield server
         finally:
+            # Codex's server ends with its input on stdio, where it does not heed the signal.
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()
             process.send_signal(signal.SIGTERM)
             try:
                 process.wait(PATIENCE_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        stream.close()
 
 
 def _free_port() -> int:
