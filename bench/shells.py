@@ -112,7 +112,7 @@ class PeerError(Exception):
 def running(names: Sequence[str]) -> Iterator[dict[str, Peer]]:
     """The programs of the makes that are installed; the others are named on stderr."""
     with contextlib.ExitStack() as stack:
-        # Without rc files: interactive shells would read those of whoever runs this.
+        # Without rc files: interactive shells would read those of the current user.
         home = stack.enter_context(tempfile.TemporaryDirectory(prefix="hf-home-"))
         variables = {**stack.enter_context(suite_variables()), "HOME": home}
         peers: dict[str, Peer] = {}
