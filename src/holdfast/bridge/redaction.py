@@ -18,7 +18,7 @@ _KEY_PATTERN: Final = re.compile(
     r"\b(?:sk|pk|rk|xai|gsk|hf)[-_][A-Za-z0-9_-]{16,}|\bAIza[A-Za-z0-9_-]{30,}|\b(?:[Bb]earer|BEARER)\s+[A-Za-z0-9._~+/=-]{16,}"
 )
 #: Every match of the pattern contains one of these; checking them first takes a tenth of the time.
-_FRAGMENTS: Final = ("sk-", "sk_", "pk-", "pk_", "rk-", "rk_", "xai", "gsk", "hf_", "hf-", "AIza", "earer", "EARER")
+_FRAGMENTS: Final = ("k-", "k_", "xai", "hf-", "hf_", "AIza", "earer", "EARER")
 #: A shorter text is not worth hiding, and would match ordinary words.
 MIN_SECRET: Final = 6
 #: Parts of a shorter secret, in base64 or beside a mask, would match ordinary words.
@@ -30,14 +30,17 @@ _SHOWN_MOST: Final = 24
 #: Longest run of mask characters: longer than any key. Bounds the bytes that a stream holds back.
 _MASK_MOST: Final = 512
 
-#: One escaped character of JSON, JSON in JSON, URLs or HTML; the last two groups are literal and decimal.
-_ESCAPED: Final = re.compile(
-    rb"\\{1,4}u00([0-9a-fA-F]{2})|%([0-9a-fA-F]{2})|&#[xX]0{0,4}([0-9a-fA-F]{2});|\\([\"/\\])|&#0{0,4}([0-9]{2,3});"
-)
+#: Characters that JSON may write as themselves behind a backslash.
+_BACKSLASHED: Final = b'"/\\'
 #: Incomplete escape at the end of a piece.
 _ESCAPE_BEGUN: Final = re.compile(
     rb"(?:\\{1,4}(?:u(?:0(?:0[0-9a-fA-F]?)?)?)?|%[0-9a-fA-F]?|&(?:#(?:[xX]?[0-9a-fA-F]{0,6})?)?)\Z"
 )
+#: Every escape contains one of these, which most texts do not.
+_ESCAPE_SIGNS: Final = (b"\\u00", b"%", b"&#")
+#: The bytes of escapes and of masks.
+_ESCAPE_BYTES: Final = rb"\u%&#xX;0123456789abcdefABCDEF"
+_MASK_BYTES: Final = b"*.\xe2\x80\xa6\xa2"
 #: Asterisks, dots, ellipses and bullets, also JSON-escaped.
 _MASK: Final = rb"(?:\*|\.|\xe2\x80\xa6|\xe2\x80\xa2|\\u2026|\\u2022)"
 _MASKS: Final = (b"**", b"..", b"\xe2\x80\xa6", b"\xe2\x80\xa2", b"\\u202")
@@ -59,6 +62,14 @@ class Redaction:
         self._patterns = [_masked_pattern(secret) for secret in self._masked]
         self._begun = [_masked_begun(secret) for secret in self._masked]
         self._longest = max(map(len, self._forms), default=0)
+        used = b"".join(self._forms)
+        backslashed = bytes(char for char in _BACKSLASHED if char in used)
+        self._escaped = _escape_pattern(backslashed)
+        self._escape_signs = (*_ESCAPE_SIGNS, *(b"\\%c" % char for char in backslashed))
+        #: Every byte that can be a part of a secret in any of its forms.
+        self._alphabet = used + _ESCAPE_BYTES + _MASK_BYTES
+        #: A masked secret shows its first or its last characters.
+        self._shown = [part for s in self._masked for part in (s[:_SHOWN_HEAD], s[-_SHOWN_TAIL:])]
 
     @staticmethod
     def joined(parts: Iterable[Redaction]) -> Redaction:
@@ -77,26 +88,42 @@ class Redaction:
         for form in self._forms:
             if form in data:
                 data = data.replace(form, REDACTED)
-        if self._forms and _ESCAPED.search(data) is not None:
+        if self._forms and any(sign in data for sign in self._escape_signs):
             data = self._without_escaped(data)
         return data
 
     def without_masked(self, data: bytes) -> bytes:
         """Remove masked secrets that show a part of the key."""
-        if any(mask in data for mask in _MASKS):
+        if any(part in data for part in self._shown) and any(mask in data for mask in _MASKS):
             for pattern in self._patterns:
                 data = pattern.sub(REDACTED, data)
         return data
 
     def _without_escaped(self, data: bytes) -> bytes:
-        plain, starts = _unescaped(data)
+        plain = self._escaped.sub(_unescaped_character, data)
+        if not any(form in plain for form in self._forms):
+            return data
+        plain, starts = self._unescaped(data)
         for form in self._forms:
             spans = [(starts[at], starts[at + len(form)]) for at in _positions(plain, form)]
             if spans:
                 for start, end in reversed(spans):
                     data = data[:start] + REDACTED + data[end:]
-                plain, starts = _unescaped(data)
+                plain, starts = self._unescaped(data)
         return data
+
+    def _unescaped(self, data: bytes) -> tuple[bytes, list[int]]:
+        """Return `data` without escapes, and the position in `data` of each byte and of the end."""
+        plain = bytearray()
+        starts: list[int] = []
+        last = 0
+        for found in self._escaped.finditer(data):
+            plain += data[last : found.start()] + _unescaped_character(found)
+            starts.extend(range(last, found.start() + 1))
+            last = found.end()
+        plain += data[last:]
+        starts.extend(range(last, len(data) + 1))
+        return bytes(plain), starts
 
     def text(self, text: str) -> str:
         return self.whole(text.encode(errors="replace")).decode(errors="replace")
@@ -114,26 +141,38 @@ class Redaction:
             return 0
         # An escape takes six bytes or more for one character, and a mask is longer than a key.
         tail = data[-max(10 * self._longest, _MASK_MOST + 2 * _SHOWN_MOST) :]
-        plain, starts = _unescaped(tail)
+        # A piece usually ends with a byte that no secret contains, such as the line break after an event.
+        tail = tail[len(tail.rstrip(self._alphabet)) :]
+        if not tail:
+            return 0
+        plain, starts = self._unescaped(tail)
         longest = 0
         begun = _ESCAPE_BEGUN.search(tail)
         if begun is not None:
             # The incomplete escape may continue a secret, or begin one.
-            plain, starts = _unescaped(tail[: begun.start()])
+            plain, starts = self._unescaped(tail[: begun.start()])
             longest = len(tail) - begun.start()
-        for form in self._forms:
-            at = max(0, len(plain) - len(form) + 1)
-            while (at := plain.find(form[:1], at)) >= 0:
-                if form.startswith(plain[at:]):
-                    longest = max(longest, len(tail) - starts[at])
-                    break
-                at += 1
+        longest = max(longest, len(tail) - starts[self._begins_at(plain)])
+        if plain != tail:
+            # A secret may itself contain the text of an escape.
+            longest = max(longest, len(tail) - self._begins_at(tail))
         if self._begun and any(mask in tail for mask in (b"*", b".", b"\xe2", b"\\")):
             for pattern in self._begun:
                 found = pattern.search(tail)
                 if found is not None:
                     longest = max(longest, len(tail) - found.start())
         return longest
+
+    def _begins_at(self, text: bytes) -> int:
+        """Return the first position from which `text` is the beginning of a secret, or its length."""
+        first = len(text)
+        for form in self._forms:
+            at = max(0, len(text) - len(form) + 1)
+            while 0 <= (at := text.find(form[:1], at)) < first:
+                if form.startswith(text[at:]):
+                    first = at
+                at += 1
+        return first
 
 
 class RedactedStream:
@@ -174,25 +213,24 @@ def _positions(data: bytes, form: bytes) -> Iterator[int]:
         at = data.find(form, at + len(form))
 
 
-def _unescaped(data: bytes) -> tuple[bytes, list[int]]:
-    """Return `data` without escapes, and the position in `data` of each byte and of the end."""
-    plain = bytearray()
-    starts: list[int] = []
-    last = 0
-    for found in _ESCAPED.finditer(data):
-        plain += data[last : found.start()]
-        starts.extend(range(last, found.start()))
-        one, two, three, char, decimal = found.groups()
-        if char is not None:
-            plain += char
-        else:
-            hexadecimal = one or two or three
-            plain.append((int(decimal) if hexadecimal is None else int(hexadecimal, 16)) & 0xFF)
-        starts.append(found.start())
-        last = found.end()
-    plain += data[last:]
-    starts.extend(range(last, len(data) + 1))
-    return bytes(plain), starts
+def _escape_pattern(backslashed: bytes) -> re.Pattern[bytes]:
+    """Pattern of one escaped character of JSON, JSON in JSON, URLs or HTML.
+
+    `backslashed` are the characters that may stand behind a backslash as themselves. The others are part of no
+    secret: nearly every JSON text has an escaped quotation mark, and most keys have none.
+    """
+    literal = b"[%s]" % re.escape(backslashed) if backslashed else b"(?!)"
+    # Each branch begins with a literal, by which `re` finds the places to try.
+    in_json = rb"\\(?:\\{0,3}u00([0-9a-fA-F]{2})|(%s))" % literal
+    return re.compile(in_json + rb"|%([0-9a-fA-F]{2})|&#(?:[xX]0{0,4}([0-9a-fA-F]{2})|0{0,4}([0-9]{2,3}));")
+
+
+def _unescaped_character(found: re.Match[bytes]) -> bytes:
+    in_json, literal, in_url, in_html, decimal = found.groups()
+    if literal is not None:
+        return literal
+    hexadecimal = in_json or in_url or in_html
+    return bytes(((int(decimal) if hexadecimal is None else int(hexadecimal, 16)) & 0xFF,))
 
 
 def _masked_pattern(secret: bytes) -> re.Pattern[bytes]:

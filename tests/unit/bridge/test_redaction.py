@@ -82,6 +82,19 @@ def test_a_key_that_ends_as_it_begins_is_found_in_a_stream() -> None:
     assert through(redaction, [b"a sk-0123456789-sk", b" b"]) == b"a [redacted] b"
 
 
+@pytest.mark.parametrize("key", ["token-%41-0123456", "token-&#65;-0123456", "token-\\u0041-0123456"])
+def test_a_key_that_contains_the_text_of_an_escape_is_found_wherever_it_is_cut(key: str) -> None:
+    whole = f"a {key} b".encode()
+    for cut in range(len(whole)):
+        assert through(Redaction([key]), [whole[:cut], whole[cut:]]) == b"a [redacted] b", cut
+
+
+@pytest.mark.parametrize("key", ['with-"-0123456', "with-/-0123456", "with-\\-0123456"])
+def test_a_character_of_the_key_is_found_behind_a_backslash(key: str) -> None:
+    written = key.replace("\\", "\\\\").replace('"', '\\"').replace("/", "\\/")
+    assert Redaction([key]).text(f'say \\"{written}\\" now') == 'say \\"[redacted]\\" now'
+
+
 PARTS = [KEY, KEY[:9], "s", "sk-", "data: {}\n\n", *WRITTEN[2:6], *MASKED]
 PARTS += [base64.b64encode(f"{each}{KEY}".encode()).decode() for each in ENCODED]
 
