@@ -54,11 +54,15 @@ class HostService:
         self._handler = handler
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._polling: asyncio.Task[None] | None = None
+        #: Of the server, and the last event that was taken.
+        self._epoch = ""
+        self._seq = 0
 
     async def start(self) -> None:
         """Offer the service; on return it can be called."""
         first = await self._connection.call(h.HOST_OFFER, h.HostOfferParams(self.name, self._key))
-        self._polling = asyncio.create_task(self._poll(first.epoch))
+        self._epoch = first.epoch
+        self._polling = asyncio.create_task(self._poll())
 
     @property
     def failed(self) -> HoldfastError | None:
@@ -98,22 +102,28 @@ class HostService:
 
     # --- calls -----------------------------------------------------------------------------------------------
 
-    async def _poll(self, epoch: str) -> None:
-        seq = 0
+    async def _poll(self) -> None:
         while True:
-            params = h.HostOfferParams(self.name, self._key, epoch, seq, POLL_MS)
-            result = await self._connection.call(h.HOST_OFFER, params)
-            if result.epoch != epoch:
-                # The server was restarted, and the callers have failed.
-                epoch, seq = result.epoch, 0
-                for running in self._calls.values():
-                    running.cancel()
-            for event in result.events:
-                seq = event.seq
-                if isinstance(event, h.HostCallBegun):
-                    self._begin(event)
-                elif (task := self._calls.get(event.call_id)) is not None:
-                    task.cancel()
+            params = h.HostOfferParams(self.name, self._key, self._epoch, self._seq, POLL_MS)
+            poll = self._connection.begin(h.HOST_OFFER, params)
+            # A call begins in the turn of the event loop that reads it; this task continues in a later one.
+            poll.on_reply = self._take
+            await self._connection.reply(poll)
+
+    def _take(self, result: h.HostOfferResult | None, error: HoldfastError | None) -> None:
+        if result is None:
+            return  # `_poll` raises the error
+        if result.epoch != self._epoch:
+            # The server was restarted, and the callers have failed.
+            self._epoch, self._seq = result.epoch, 0
+            for running in self._calls.values():
+                running.cancel()
+        for event in result.events:
+            self._seq = event.seq
+            if isinstance(event, h.HostCallBegun):
+                self._begin(event)
+            elif (task := self._calls.get(event.call_id)) is not None:
+                task.cancel()
 
     def _begin(self, event: h.HostCallBegun) -> None:
         if event.call_id not in self._calls:

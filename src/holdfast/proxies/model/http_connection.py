@@ -66,6 +66,8 @@ class HttpConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._timer: asyncio.TimerHandle | None = None
+        #: When the client must have sent more; None while its request is answered.
+        self._deadline: float | None = None
         self._request: h11.Request | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
@@ -103,10 +105,11 @@ class HttpConnection(asyncio.Protocol):
             if self._ahead_bytes > AHEAD_BYTES:
                 self._transport.pause_reading()
             return
-        if self._request is None and self._http.their_state is h11.IDLE and not self._http.trailing_data[0]:
-            self._expire_in(HEAD_SECONDS)
+        begins = self._request is None and not self._http.trailing_data[0]
         self._http.receive_data(data)
         self._advance()
+        if begins and self._request is None and not self._lingering:
+            self._expire_in(HEAD_SECONDS)
 
     def eof_received(self) -> bool:
         if self._answering is not None:
@@ -174,7 +177,7 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(503, f"{MAX_HELD_BYTES} bytes of requests are in progress; try again")
 
     def _complete_request(self) -> None:
-        self._stop_timer()
+        self._deadline = None
         assert self._request is not None
         request = _http_request(self._request, b"".join(self._body))
         self._body.clear()
@@ -245,6 +248,7 @@ class HttpConnection(asyncio.Protocol):
 
     def end(self) -> None:
         self._send_event(h11.EndOfMessage())
+        self._flush()
 
     def _send_event(self, event: h11.Data | h11.EndOfMessage) -> None:
         try:
@@ -311,16 +315,24 @@ class HttpConnection(asyncio.Protocol):
         self._transport.close()
 
     def _expire_in(self, seconds: float) -> None:
-        self._stop_timer()
-        self._timer = self._loop.call_later(seconds, self._expired)
+        """Set the deadline. A timer that is due before it stays: three deadlines pass in an ordinary request."""
+        self._deadline = self._loop.time() + seconds
+        if self._timer is None or self._timer.when() > self._deadline:
+            self._stop_timer()
+            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _expired(self) -> None:
-        if self._lingering:
+    def _check_deadline(self) -> None:
+        self._timer = None
+        if self._deadline is None:
+            return
+        if self._loop.time() < self._deadline:
+            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
+        elif self._lingering:
             self._transport.abort()
         elif self._request is None and not self._http.trailing_data[0]:
             self._close()

@@ -1,7 +1,7 @@
 """The state of host calls: one call with its answer so far, and one offer with the events for its host.
 
-In memory; `host_calls` checks permissions and limits. A request that waits for a call to change gets a
-`HostCallReply`, which costs no task.
+In memory; `host_calls` checks permissions and limits. A request that waits for a change of a call or an offer gets
+a `WatchingReply`, which costs no task.
 """
 
 from __future__ import annotations
@@ -24,10 +24,23 @@ if TYPE_CHECKING:
 REPLY_BYTES: Final = 256 * 1024
 
 
-class HostCall:
+class Watched:
+    """An object with a state that replies wait for."""
+
+    def __init__(self) -> None:
+        self.watchers: dict[WatchingReply, None] = {}
+
+    def wake(self) -> None:
+        """Send the replies that wait for the present state."""
+        for watcher in tuple(self.watchers):
+            watcher.check()
+
+
+class HostCall(Watched):
     """One call and the answer so far: the host appends pieces, the caller takes them."""
 
     def __init__(self, id: str, offer: HostOffer, caller: ServerConnection, body_bytes: int) -> None:
+        super().__init__()
         self.id = id
         self.offer = offer
         self.caller = caller
@@ -42,8 +55,6 @@ class HostCall:
         self.held_bytes = 0
         self.ended = False
         self.error: HoldfastError | None = None
-        #: Replies that wait for a change of the call.
-        self.watchers: dict[HostCallReply, None] = {}
 
     def add(self, seq: int, pieces: tuple[bytes, ...], *, end: bool, error: HoldfastError | None) -> int:
         """Append pieces of the answer; returns the bytes by which `held_bytes` grew. Call `wake` afterwards."""
@@ -91,24 +102,20 @@ class HostCall:
             self.id, self.first_seq - 1 + len(taken), tuple(taken), ended and self.error is None
         )
 
-    def wake(self) -> None:
-        for watcher in tuple(self.watchers):
-            watcher.check()
 
-
-class HostCallReply(DeferredReply):
-    """The reply to a request about a call: sent once `is_ready`, or after `seconds`."""
+class WatchingReply(DeferredReply):
+    """The reply to a request about a call or an offer: sent once `is_ready`, or after `seconds`."""
 
     def __init__(
         self,
-        call: HostCall,
+        watched: Watched,
         is_ready: Callable[[], bool],
         result: Callable[[], object],
         *,
         seconds: float | None = None,
         cancelled: Callable[[], None] | None = None,
     ) -> None:
-        self._call = call
+        self._watched = watched
         self._is_ready = is_ready
         self._result = result
         self._seconds = seconds
@@ -120,7 +127,7 @@ class HostCallReply(DeferredReply):
         if self._is_ready() or self._seconds == 0:
             self._finish()
             return
-        self._call.watchers[self] = None
+        self._watched.watchers[self] = None
         if self._seconds is not None:
             self._timer = asyncio.get_running_loop().call_later(self._seconds, self._finish)
 
@@ -142,15 +149,16 @@ class HostCallReply(DeferredReply):
         self._reply(result)
 
     def _stop_watching(self) -> None:
-        self._call.watchers.pop(self, None)
+        self._watched.watchers.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
 
 
-class HostOffer:
+class HostOffer(Watched):
     """One name and instance that a host offers, from the first poll until the host stops polling."""
 
     def __init__(self, name: str, instance: str) -> None:
+        super().__init__()
         self.name = name
         self.instance = instance
         self.epoch = secrets.token_hex(8)
@@ -160,18 +168,23 @@ class HostOffer:
         self.last_seq = 0
         #: The last event that was put into a reply; the next poll acknowledges it.
         self.sent_seq = 0
-        self.changed = asyncio.Event()
         #: The number of waiting polls, and the connection of the last poll; None once that is lost.
         self.polls = 0
         self.host: ServerConnection | None = None
         self.expiry: asyncio.TimerHandle | None = None
+        self._waking: asyncio.Handle | None = None
 
     def add_event(self, make: Callable[[int], h.HostCallEvent]) -> int:
+        """Append an event; returns its `seq`. The events of one turn of the event loop leave in one message."""
         self.last_seq += 1
         self.events[self.last_seq] = make(self.last_seq)
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
+        if self._waking is None:
+            self._waking = asyncio.get_running_loop().call_soon(self.wake)
         return self.last_seq
+
+    def wake(self) -> None:
+        self._waking = None
+        super().wake()
 
     def take(self) -> h.HostOfferResult:
         """The first unacknowledged events: at most one large body in a message."""

@@ -8,7 +8,6 @@ memory: after a restart of the server the calls are lost and the hosts offer aga
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +19,7 @@ from holdfast.errors import (
     UnknownService,
     error_from_wire,
 )
-from holdfast.server.methods.host_call_state import REPLY_BYTES, HostCall, HostCallReply, HostOffer
+from holdfast.server.methods.host_call_state import REPLY_BYTES, HostCall, HostOffer, WatchingReply
 from holdfast.wire import host_call_messages as h
 from holdfast.wire.host_call_keys import check_call_id, check_instance, check_name, instance_of
 
@@ -52,7 +51,7 @@ class HostCallMethods:
 
     # --- the host's side -------------------------------------------------------------------------------------
 
-    async def offer(self, connection: ServerConnection, params: h.HostOfferParams) -> h.HostOfferResult:
+    def offer(self, connection: ServerConnection, params: h.HostOfferParams) -> DeferredReply:
         instance = instance_of(params.service, params.key)
         offer = self._offers.get(instance)
         if offer is None:
@@ -66,15 +65,24 @@ class HostCallMethods:
         if offer.expiry is not None:
             offer.expiry.cancel()
             offer.expiry = None
-        try:
-            # A host with another epoch gets the new one at once: the callers that it serves are gone.
-            if not offer.events and params.epoch in ("", offer.epoch):
-                await _wait(offer.changed, params.wait_ms)
-        finally:
-            offer.polls -= 1
-            if not offer.polls and self._offers.get(instance) is offer:
-                self._expire(offer)
+        # A host with another epoch gets the new one at once: the callers that it serves are gone.
+        is_current = params.epoch in ("", offer.epoch)
+        return WatchingReply(
+            offer,
+            lambda: bool(offer.events) or not is_current,
+            lambda: self._take_events(offer),
+            seconds=_seconds(params.wait_ms),
+            cancelled=lambda: self._end_poll(offer),
+        )
+
+    def _take_events(self, offer: HostOffer) -> h.HostOfferResult:
+        self._end_poll(offer)
         return offer.take()
+
+    def _end_poll(self, offer: HostOffer) -> None:
+        offer.polls -= 1
+        if not offer.polls and self._offers.get(offer.instance) is offer:
+            self._expire(offer)
 
     def _expire(self, offer: HostOffer) -> None:
         """Start the timer that withdraws an offer without polls; shorter if the host's connection is lost."""
@@ -106,7 +114,7 @@ class HostCallMethods:
         call.wake()
         if not self._is_full(call):
             return h.HostAnswerResult(True)
-        return HostCallReply(
+        return WatchingReply(
             call,
             lambda: not self._is_full(call),
             lambda: h.HostAnswerResult(self._calls.get(call.id) is call),
@@ -168,7 +176,7 @@ class HostCallMethods:
         return self._pieces(call, params.wait_ms)
 
     def _pieces(self, call: HostCall, wait_ms: int, cancelled: Callable[[], None] | None = None) -> DeferredReply:
-        return HostCallReply(
+        return WatchingReply(
             call,
             lambda: bool(call.pieces) or call.ended,
             lambda: self._receive(call),
@@ -239,9 +247,3 @@ class HostCallMethods:
 
 def _seconds(wait_ms: int) -> float:
     return max(0, min(wait_ms, MAX_WAIT_MS)) / 1000
-
-
-async def _wait(changed: asyncio.Event, wait_ms: int) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_seconds(wait_ms)):
-            await changed.wait()
