@@ -21,6 +21,7 @@ from holdfast.bridge.dialects import (
     route_of,
 )
 from holdfast.bridge.dialects.fields import checked_body
+from holdfast.bridge.response_body import ChunkedBody, MalformedBody
 from holdfast.bridge.sse import ServerSentEvent, SseReader, sse
 from holdfast.bridge.types import ModelReply
 from holdfast.errors import InvalidParams
@@ -222,3 +223,28 @@ def _one_answer(written: bytes, method: str) -> tuple[int, bytes]:
         if isinstance(event, h11.Response):
             status = event.status_code
     return status, client.trailing_data[0]
+
+
+@target(
+    b"\x03\x01\x02\x05" + b"3\r\none\r\n5;a=b\r\nthree\r\n0\r\na: b\r\n\r\nHTTP/1.1 200 OK\r\n",
+    b"\x02\x02\x03" + b"ffffffffffffffff\r\nx",
+    b"\x01\x04" + b"3\r\nonetwo\r\n",
+)
+def chunked_body(data: bytes) -> None:
+    """A body is the same however the connection cuts it, or is refused however the connection cuts it."""
+    locations, stream = places_of(data)
+    assert _chunks_of([stream]) == _chunks_of(cut_at(stream, locations))
+
+
+def _chunks_of(pieces: list[bytes]) -> tuple[bytes, bool, bytes] | None:
+    body = ChunkedBody()
+    read = b""
+    try:
+        for piece in pieces:
+            if body.ended:
+                body.rest += piece
+            else:
+                read += body.feed(piece)
+    except MalformedBody:
+        return None
+    return read, body.ended, body.rest

@@ -140,10 +140,11 @@ class UsageMeter:
             else:
                 self._body.clear()
             return
-        if self._reader.is_between_events and _is_whole_events(piece):
+        if self._reader.is_between_events:
             # The common case: whole events without usage, which need no parsing.
-            self.events += piece.count(b"\n\n")
-            return
+            whole = _length_without_usage(piece)
+            self.events += piece.count(b"\n\n", 0, whole)
+            piece = piece[whole:]
         for event in self._reader.feed(piece):
             self.events += 1
             # Every dialect's field name begins like this. Most events have none and are not decoded.
@@ -169,10 +170,13 @@ class UsageMeter:
                 self._usage = found if self._usage is None else self._usage.merged(found)
 
 
-def _is_whole_events(piece: bytes) -> bool:
-    """True if the piece is certainly a run of whole events without usage."""
-    begins = piece.startswith((b"data:", b"event:"))
-    return begins and piece.endswith(b"\n\n") and b'"usage' not in piece and b"\r" not in piece
+def _length_without_usage(piece: bytes) -> int:
+    """Return the length of the beginning of `piece` that is certainly a run of whole events without usage."""
+    if not piece.startswith((b"data:", b"event:")) or b"\r" in piece:
+        return 0
+    usage = piece.find(b'"usage')
+    end = piece.rfind(b"\n\n", 0, len(piece) if usage < 0 else usage)
+    return 0 if end < 0 else end + 2
 
 
 class UsageEventFilter:

@@ -1,4 +1,6 @@
-"""HTTP/1.1 connections to a provider on asyncio, as an httpx transport: h11 parses, this module moves bytes.
+"""HTTP/1.1 connections to a provider on asyncio, as an httpx transport.
+
+h11 writes requests and parses the heads of responses, `response_body` their bodies; this module moves bytes.
 
 httpx's own transport passes each piece of a stream through a dozen layers. Measured beside it in one run (`python
 -m bench --only bridge-call bridge-streams`, two busy cores): a call through the bridge adds 2.2 ms instead of 2.9,
@@ -12,11 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
 import h11
 import httpx
+
+from holdfast.bridge.response_body import ChunkedBody, MalformedBody, ResponseBody, SizedBody, UnsizedBody
 
 #: Largest head of a response.
 MAX_HEAD_BYTES: Final = 100 * 1024
@@ -35,7 +39,12 @@ class ProviderConnection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        #: Parses the head of the current response.
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+        #: The body of the current response, once its head has arrived, and its bytes that were not read.
+        self._body: ResponseBody | None = None
+        self._arrived: list[bytes] = []
+        self._stays_open = False
         self._waiter: asyncio.Future[None] | None = None
         self._waiting_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -43,6 +52,7 @@ class ProviderConnection(asyncio.Protocol):
         self._held_bytes = 0
         self._is_full = False
         self._paused = False
+        self._has_eof = False
         self._lost: Exception | None = None
 
     # --- the socket ------------------------------------------------------------------------------------------
@@ -52,7 +62,10 @@ class ProviderConnection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self._http.receive_data(data)
+        if self._body is None:
+            self._http.receive_data(data)
+        else:
+            self._arrived.append(data)
         self._held_bytes += len(data)
         if self._held_bytes > HELD_BYTES and not self._paused:
             self._paused = True
@@ -60,6 +73,7 @@ class ProviderConnection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> bool:
+        self._has_eof = True
         self._end(None)
         return False
 
@@ -70,7 +84,7 @@ class ProviderConnection(asyncio.Protocol):
         if self._lost is None:
             self._lost = httpx.ReadError(f"the connection broke: {error}" if error else "the connection ended")
             self._is_full = False
-            if error is None:
+            if error is None and self._body is None:
                 self._http.receive_data(b"")
             self._wake()
 
@@ -90,6 +104,8 @@ class ProviderConnection(asyncio.Protocol):
     async def send(self, request: httpx.Request, timeout: float | None) -> h11.Response:
         """Send a request and return the head of the response; `ReadTimeout` after `timeout` silent seconds."""
         self._timeout = timeout
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self._body = None
         try:
             head = h11.Request(method=request.method, target=request.url.raw_path, headers=request.headers.raw)
             parts = [self._http.send(head)]
@@ -110,27 +126,32 @@ class ProviderConnection(asyncio.Protocol):
                 event = self._next()
         except h11.LocalProtocolError as error:
             raise httpx.LocalProtocolError(str(error)) from None
+        self._body = _body_of(request.method, event)
+        self._stays_open = _stays_open(event)
+        rest = self._http.trailing_data[0]
+        self._arrived = [rest] if rest else []
         return event
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the body as it arrives. Data of one event loop iteration is one piece."""
-        parts: list[bytes] = []
-        while True:
-            event = self._next()
-            if isinstance(event, h11.Data):
-                parts.append(bytes(event.data))
-                continue
-            if parts:
-                yield parts[0] if len(parts) == 1 else b"".join(parts)
-                parts.clear()
-            if isinstance(event, h11.EndOfMessage):
-                return
-            if event is not h11.NEED_DATA:
-                raise httpx.RemoteProtocolError(f"{type(event).__name__} in the middle of a response")
-            # The buffer is drained, unless more arrived while the piece was forwarded.
-            if not self._held_bytes:
-                await self._more()
-            self._held_bytes = 0
+        body = self._body
+        assert body is not None
+        try:
+            while not body.ended:
+                if self._arrived:
+                    data = b"".join(self._arrived)
+                    self._arrived.clear()
+                    self._held_bytes = 0
+                    if piece := body.feed(data):
+                        yield piece
+                elif self._lost is None:
+                    await self._more()
+                elif self._has_eof:
+                    body.connection_ended()
+                else:
+                    raise self._lost
+        except MalformedBody as error:
+            raise httpx.RemoteProtocolError(str(error)) from None
 
     def _next(self) -> object:
         try:
@@ -144,11 +165,11 @@ class ProviderConnection(asyncio.Protocol):
     def release(self) -> bool:
         """Return True if the connection can take another request."""
         self._stop_timer()
-        if self._lost is not None or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+        body = self._body
+        if self._lost is not None or not self._stays_open or body is None or not body.ended:
             return False
-        if self._http.trailing_data[0] or self._transport.is_closing():
+        if body.rest or self._arrived or self._transport.is_closing() or self._transport.get_write_buffer_size():
             return False
-        self._http.start_next_cycle()
         self._held_bytes = 0
         self._resume()
         return True
@@ -197,6 +218,22 @@ class ProviderConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _body_of(method: str, head: h11.Response) -> ResponseBody:
+    """Return the reader of a body by its head, whose framing headers h11 has checked (RFC 9112, section 6.3)."""
+    if method == "HEAD" or head.status_code in (204, 304):
+        return SizedBody(0)
+    headers = dict(head.headers)
+    if b"transfer-encoding" in headers:
+        return ChunkedBody()
+    length = headers.get(b"content-length")
+    return UnsizedBody() if length is None else SizedBody(int(length))
+
+
+def _stays_open(head: h11.Response) -> bool:
+    options = b",".join(value for name, value in head.headers if name == b"connection").lower()
+    return head.http_version == b"1.1" and b"close" not in [option.strip() for option in options.split(b",")]
 
 
 class ProviderTransport(httpx.AsyncBaseTransport):
@@ -268,10 +305,10 @@ class _Body(httpx.AsyncByteStream):
         self._transport = transport
         self._connection: ProviderConnection | None = connection
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        if self._connection is not None:
-            async for piece in self._connection.pieces():
-                yield piece
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._connection is None:
+            raise httpx.StreamClosed
+        return self._connection.pieces()
 
     async def aclose(self) -> None:
         connection, self._connection = self._connection, None

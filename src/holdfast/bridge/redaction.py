@@ -130,6 +130,8 @@ class Redaction:
 
     def for_record(self, data: bytes) -> str:
         """Return text without the secrets and without anything of the form of a key."""
+        if not data:
+            return ""
         text = self.whole(data).decode(errors="replace")
         if not any(sign in text for sign in _FRAGMENTS):
             return text

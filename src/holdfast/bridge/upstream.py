@@ -6,9 +6,10 @@ here and redacted from everything that comes back; a caller in the sandbox can n
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import TYPE_CHECKING, Final, Literal, cast
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 
     import httpx
 
+
+def _name_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Return the pattern of all these names, in which `*` and `?` are wildcards: one match for each header."""
+    return re.compile("|".join(map(translate, names)))
+
+
 #: How a key is sent to a provider; `auto` depends on the dialect (see `_KEY_HEADERS`).
 Auth = Literal["auto", "bearer", "x-api-key", "x-goog-api-key"]
 
@@ -36,10 +43,12 @@ _TO_PROVIDER: Final = (
 )
 #: Response headers that are forwarded: content, retry and request ids. No cookies, no connection headers, and no
 #: account names.
-_TO_CALLER: Final = (
-    *("content-type", "cache-control", "retry-after", "retry-after-ms", "x-should-retry"),
-    *("request-id", "x-request-id", "openai-model", "openai-processing-ms", "openai-version", "x-codex-*"),
-    *("x-ratelimit-*", "anthropic-ratelimit-*"),
+_TO_CALLER: Final = _name_pattern(
+    (
+        *("content-type", "cache-control", "retry-after", "retry-after-ms", "x-should-retry"),
+        *("request-id", "x-request-id", "openai-model", "openai-processing-ms", "openai-version", "x-codex-*"),
+        *("x-ratelimit-*", "anthropic-ratelimit-*"),
+    )
 )
 _KEY_HEADERS: Final = {"anthropic": "x-api-key", "google": "x-goog-api-key"}
 #: Most bytes that are read of an error response: enough for every provider.
@@ -100,7 +109,7 @@ class Upstream:
         self.connect_timeout = connect_timeout
         self.timeout = timeout
         self.ca_file = ca_file
-        self._forward = (*_TO_PROVIDER, *(name.lower() for name in forward))
+        self._forward = _name_pattern((*_TO_PROVIDER, *(name.lower() for name in forward)))
         self._headers = {name.lower(): value for name, value in (headers or {}).items()}
         self._key = api_key
         # Also the part after `Bearer`: an echo may omit the scheme.
@@ -124,7 +133,7 @@ class Upstream:
 
     def headers_for(self, request: HttpRequest, dialect: str) -> dict[str, str]:
         """Return the headers for the provider: allowed headers of the agent, the key, and those of `headers`."""
-        headers = {name: value for name, value in request.headers if _is_among(name, self._forward)}
+        headers = {name: value for name, value in request.headers if self._forward.match(name)}
         if self._key is not None:
             how = _KEY_HEADERS.get(dialect, "bearer") if self.auth == "auto" else self.auth
             name, value = ("authorization", f"Bearer {self._key}") if how == "bearer" else (how, self._key)
@@ -141,7 +150,7 @@ class ProviderAnswer:
     def __init__(self, response: httpx.Response, redaction: Redaction) -> None:
         self.status = response.status_code
         self.headers: Headers = tuple(
-            (name, redaction.text(value)) for name, value in response.headers.items() if _is_among(name, _TO_CALLER)
+            (name, redaction.text(value)) for name, value in response.headers.items() if _TO_CALLER.match(name)
         )
         self.is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
         self._response = response
@@ -152,8 +161,10 @@ class ProviderAnswer:
         stream = RedactedStream(self._redaction)
         # A provider that compresses despite `identity` is decoded, and the header is not forwarded.
         encoded = self._response.headers.get("content-encoding", "identity") != "identity"
-        # Both are generators; their types do not include `aclose`.
-        taken = self._response.aiter_bytes() if encoded else self._response.aiter_raw()
+        # Both are generators; their types do not include `aclose`. The stream is `aiter_raw` without its checks.
+        taken = (
+            self._response.aiter_bytes() if encoded else aiter(cast("httpx.AsyncByteStream", self._response.stream))
+        )
         source = cast("AsyncGenerator[bytes, None]", taken)
         async with aclosing(source):
             with _translated():
@@ -283,7 +294,3 @@ def _translated() -> Iterator[None]:
 
 def _detail(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _is_among(name: str, allowed: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in allowed)

@@ -129,6 +129,38 @@ async def test_an_answer_that_says_more_than_it_should_ends_its_connection() -> 
         assert provider.connections == 2
 
 
+@pytest.mark.parametrize(
+    "reply_bytes",
+    [
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nconnection: Close, x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\nhello",
+    ],
+    ids=["close", "close-and-more", "http-1.0"],
+)
+async def test_a_connection_that_its_provider_will_close_is_not_used(reply_bytes: bytes) -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await head_of(reader):
+            writer.write(reply_bytes)
+
+    async with scripted(script) as (provider, client):
+        for _ in range(2):
+            assert (await client.get(provider.url)).content == b"hello"
+        assert provider.connections == 2
+
+
+@pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
+async def test_an_answer_without_a_body_ends_with_its_head(status: bytes) -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await head_of(reader):
+            writer.write(b"HTTP/1.1 " + status + b"\r\n\r\n")
+
+    async with scripted(script) as (provider, client):
+        for _ in range(2):
+            assert (await client.get(provider.url)).content == b""
+        assert provider.connections == 1
+
+
 async def test_each_piece_is_there_before_the_next_is_made() -> None:
     seen = asyncio.Event()
 

@@ -176,6 +176,13 @@ _DECIDING: Final = (
 )
 
 
+def _folded(name: str) -> str:
+    return name.casefold().replace("_", "").replace("-", "")
+
+
+_SPELLINGS: Final = {_folded(name): name for name in _DECIDING}
+
+
 def checked_body(request: HttpRequest) -> Fields:
     """Return the body if all JSON parsers read it alike: no duplicate name, no misspelt deciding field."""
     body = body_fields(request)
@@ -183,14 +190,13 @@ def checked_body(request: HttpRequest) -> Fields:
         json.loads(request.body, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:
         raise InvalidParams(f"the body is not JSON: {error}", path="") from error
-    spellings = {_folded(name): name for name in _DECIDING}
     seen: dict[str, str] = {}
     for name in body.value:
         folded = _folded(name)
         if folded in seen:
             body.refuse(name, f"conflicts with {seen[folded]!r}, which some parsers treat as the same")
-        if folded in spellings and name not in _DECIDING:
-            body.refuse(name, f"must be written {spellings[folded]!r}")
+        if folded in _SPELLINGS and name not in _DECIDING:
+            body.refuse(name, f"must be written {_SPELLINGS[folded]!r}")
         seen[folded] = name
     return body
 
@@ -200,10 +206,6 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> None:
     if len(set(names)) < len(names):
         double = next(name for name in names if names.count(name) > 1)
         raise InvalidParams(f"{double}: appears twice", path=double)
-
-
-def _folded(name: str) -> str:
-    return name.casefold().replace("_", "").replace("-", "")
 
 
 def body_fields(request: HttpRequest) -> Fields:
