@@ -55,6 +55,8 @@ class Asking(asyncio.Protocol):
         )
         self._request = lines.encode() + request_body
         self._got = b""
+        #: The beginning of an event.
+        self._rest = b""
         self._is_chunked: bool | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asked_at = 0.0
@@ -117,12 +119,16 @@ class Asking(asyncio.Protocol):
         return got[at:]
 
     def _take(self, data: bytes, now: float) -> None:
-        """Every event is a chunk of its own or lies whole in one: no part of the way cuts what is so small."""
-        for part in data.split(b'"sent":')[1:]:
+        """Count the events. A read of a full socket may end inside of one, here or on the way."""
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        for event in events:
+            _, sent, at = event.partition(b'"sent":')
+            if not sent:
+                continue
             if not self._events:
                 self.firsts.append(now - self._asked_at)
             self._events += 1
-            self.lags.append(now - float(part[: part.index(b"}")]))
+            self.lags.append(now - float(at[: at.index(b"}")]))
 
     def _end(self, now: float) -> None:
         self.ends.append(now - self._asked_at)

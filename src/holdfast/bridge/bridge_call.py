@@ -51,6 +51,7 @@ class BridgeCall:
         self._first_token: float | None = None
         self._request = Excerpt()
         self._request.add(request.body)
+        self._request_text: str | None = None
         self._reply = Excerpt()
 
     def note(self, piece: HttpHead | bytes) -> None:
@@ -61,6 +62,16 @@ class BridgeCall:
         if self._first_token is None:
             self._first_token = self._clock() - self._started
         self._reply.add(piece)
+
+    def redact_request(self, redaction: Redaction) -> str:
+        """Return the request for the record.
+
+        The first call is made while the model works, so that the search for keys in a long conversation does not
+        delay the end of the answer.
+        """
+        if self._request_text is None:
+            self._request_text = redaction.for_record(self._request.bytes())
+        return self._request_text
 
     def failure(self, error: Exception) -> tuple[HttpHead, bytes]:
         """Return the error as a response in the caller's dialect; raise it if the response has already begun."""
@@ -112,7 +123,7 @@ class BridgeCall:
             model=self.model,
             stream=self.stream,
             status=self.status,
-            request=redaction.for_record(self._request.bytes()),
+            request=self.redact_request(redaction),
             reply=redaction.for_record(self._reply.bytes()),
             request_bytes=self._request.length,
             reply_bytes=self._reply.length,

@@ -89,6 +89,8 @@ class ModelCalls:
             try:
                 self._admit(call)
                 source = self._source(call)
+                # Runs once the request is sent and this task waits for the model.
+                asyncio.get_running_loop().call_soon(call.redact_request, self._redaction)
                 async with aclosing(source), aclosing(_in_time(source, self._limits)) as pieces:
                     async for piece in pieces:
                         call.note(piece)
