@@ -21,7 +21,7 @@ from holdfast.bridge.dialects import (
     route_of,
 )
 from holdfast.bridge.dialects.fields import checked_body
-from holdfast.bridge.response_body import ChunkedBody, MalformedBody
+from holdfast.bridge.response_parser import MalformedResponse, ResponseHead, ResponseParser
 from holdfast.bridge.sse import ServerSentEvent, SseReader, sse
 from holdfast.bridge.types import ModelReply
 from holdfast.errors import InvalidParams
@@ -225,26 +225,27 @@ def _one_answer(written: bytes, method: str) -> tuple[int, bytes]:
     return status, client.trailing_data[0]
 
 
+_CHUNKED: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
 @target(
-    b"\x03\x01\x02\x05" + b"3\r\none\r\n5;a=b\r\nthree\r\n0\r\na: b\r\n\r\nHTTP/1.1 200 OK\r\n",
-    b"\x02\x02\x03" + b"ffffffffffffffff\r\nx",
-    b"\x01\x04" + b"3\r\nonetwo\r\n",
+    b"\x03\x01\x02\x05" + _CHUNKED + b"3\r\none\r\n5;a=b\r\nthree\r\n0\r\na: b\r\n\r\nHTTP/1.1 200 OK\r\n",
+    b"\x02\x02\x03" + _CHUNKED + b"ffffffffffffffff\r\nx",
+    b"\x01\x04" + b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\nonetwo",
 )
-def chunked_body(data: bytes) -> None:
-    """A body is the same however the connection cuts it, or is refused however the connection cuts it."""
+def provider_response(data: bytes) -> None:
+    """A response is the same however the connection cuts it, or is refused however the connection cuts it."""
     locations, stream = places_of(data)
-    assert _chunks_of([stream]) == _chunks_of(cut_at(stream, locations))
+    assert _response_of([stream]) == _response_of(cut_at(stream, locations))
 
 
-def _chunks_of(pieces: list[bytes]) -> tuple[bytes, bool, bytes] | None:
-    body = ChunkedBody()
-    read = b""
+def _response_of(pieces: list[bytes]) -> tuple[ResponseHead | None, bytes, bool] | None:
+    response = ResponseParser("POST")
+    body = b""
     try:
         for piece in pieces:
-            if body.ended:
-                body.rest += piece
-            else:
-                read += body.feed(piece)
-    except MalformedBody:
+            response.feed(piece)
+            body += response.take()
+    except MalformedResponse:
         return None
-    return read, body.ended, body.rest
+    return response.head, body, response.is_complete

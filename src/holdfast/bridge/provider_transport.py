@@ -1,6 +1,6 @@
 """HTTP/1.1 connections to a provider on asyncio, as an httpx transport.
 
-h11 writes requests and parses the heads of responses, `response_body` their bodies; this module moves bytes.
+h11 writes requests, `response_parser` reads responses, and this module moves bytes.
 
 httpx's own transport passes each piece of a stream through a dozen layers. Measured beside it in one run (`python
 -m bench --only bridge-call bridge-streams`, two busy cores): a call through the bridge adds 2.2 ms instead of 2.9,
@@ -20,10 +20,8 @@ from typing import Final
 import h11
 import httpx
 
-from holdfast.bridge.response_body import ChunkedBody, MalformedBody, ResponseBody, SizedBody, UnsizedBody
+from holdfast.bridge.response_parser import MalformedResponse, ResponseHead, ResponseParser
 
-#: Largest head of a response.
-MAX_HEAD_BYTES: Final = 100 * 1024
 #: Buffered bytes of a response at which reading from the provider pauses.
 HELD_BYTES: Final = 256 * 1024
 #: Seconds that an idle connection is kept: shorter than any provider keeps it.
@@ -39,20 +37,16 @@ class ProviderConnection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        #: Parses the head of the current response.
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
-        #: The body of the current response, once its head has arrived, and its bytes that were not read.
-        self._body: ResponseBody | None = None
-        self._arrived: list[bytes] = []
-        self._stays_open = False
+        #: Of the current request; None while the connection is idle.
+        self._response: ResponseParser | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._waiting_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timeout: float | None = None
-        self._held_bytes = 0
-        self._is_full = False
         self._paused = False
-        self._has_eof = False
+        #: Bytes that no request asked for have arrived.
+        self._has_surplus = False
+        #: Why the current response cannot continue, or no other can begin.
         self._lost: Exception | None = None
 
     # --- the socket ------------------------------------------------------------------------------------------
@@ -62,37 +56,37 @@ class ProviderConnection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if self._body is None:
-            self._http.receive_data(data)
-        else:
-            self._arrived.append(data)
-        self._held_bytes += len(data)
-        if self._held_bytes > HELD_BYTES and not self._paused:
+        response = self._response
+        if response is None:
+            self._has_surplus = True
+            return
+        try:
+            response.feed(data)
+        except MalformedResponse as error:
+            self._lose(httpx.RemoteProtocolError(str(error)))
+        if response.held_bytes > HELD_BYTES and not self._paused:
             self._paused = True
             self._transport.pause_reading()
         self._wake()
 
     def eof_received(self) -> bool:
-        self._has_eof = True
-        self._end(None)
+        try:
+            if self._response is not None:
+                self._response.end()
+        except MalformedResponse as error:
+            self._lose(httpx.RemoteProtocolError(str(error)))
+        self._lose(httpx.ReadError("the connection ended"))
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._end(error)
+        self._lose(httpx.ReadError(f"the connection broke: {error}" if error else "the connection ended"))
 
-    def _end(self, error: Exception | None) -> None:
+    def _lose(self, reason: Exception) -> None:
         if self._lost is None:
-            self._lost = httpx.ReadError(f"the connection broke: {error}" if error else "the connection ended")
-            self._is_full = False
-            if error is None and self._body is None:
-                self._http.receive_data(b"")
+            self._lost = reason
             self._wake()
 
-    def pause_writing(self) -> None:
-        self._is_full = True
-
     def resume_writing(self) -> None:
-        self._is_full = False
         self._wake()
 
     def abort(self) -> None:
@@ -101,88 +95,51 @@ class ProviderConnection(asyncio.Protocol):
 
     # --- one request -----------------------------------------------------------------------------------------
 
-    async def send(self, request: httpx.Request, timeout: float | None) -> h11.Response:
+    async def send(self, request: httpx.Request, timeout: float | None) -> ResponseHead:
         """Send a request and return the head of the response; `ReadTimeout` after `timeout` silent seconds."""
         self._timeout = timeout
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
-        self._body = None
-        try:
-            head = h11.Request(method=request.method, target=request.url.raw_path, headers=request.headers.raw)
-            parts = [self._http.send(head)]
-            if request.content:
-                parts.append(self._http.send(h11.Data(data=request.content)))
-            parts.append(self._http.send(h11.EndOfMessage()))
-            # One write: a separate head costs a system call, and wakes the provider for nothing.
-            self._transport.write(b"".join(part for part in parts if part))
-            # A provider may respond before it has read the request, for example to reject its size.
-            while self._is_full and not self._held_bytes:
-                await self._more()
-            event = self._next()
-            while not isinstance(event, h11.Response):
-                if event is h11.NEED_DATA:
-                    await self._more()
-                elif not isinstance(event, h11.InformationalResponse):
-                    raise httpx.RemoteProtocolError(f"{type(event).__name__} instead of a response")
-                event = self._next()
-        except h11.LocalProtocolError as error:
-            raise httpx.LocalProtocolError(str(error)) from None
-        self._body = _body_of(request.method, event)
-        self._stays_open = _stays_open(event)
-        rest = self._http.trailing_data[0]
-        self._arrived = [rest] if rest else []
-        return event
+        self._response = response = ResponseParser(request.method)
+        # One write: a separate head costs a system call, and wakes the provider for nothing. The response may begin
+        # before the provider has read the request, for example to reject its size.
+        self._transport.write(_request_bytes(request))
+        while response.head is None:
+            await self._more()
+        return response.head
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the body as it arrives. Data of one event loop iteration is one piece."""
-        body = self._body
-        assert body is not None
-        try:
-            while not body.ended:
-                if self._arrived:
-                    data = b"".join(self._arrived)
-                    self._arrived.clear()
-                    self._held_bytes = 0
-                    if piece := body.feed(data):
-                        yield piece
-                elif self._lost is None:
-                    await self._more()
-                elif self._has_eof:
-                    body.connection_ended()
-                else:
-                    raise self._lost
-        except MalformedBody as error:
-            raise httpx.RemoteProtocolError(str(error)) from None
-
-    def _next(self) -> object:
-        try:
-            event = self._http.next_event()
-        except h11.RemoteProtocolError as error:
-            raise httpx.RemoteProtocolError(str(error)) from None
-        if event is h11.NEED_DATA and self._lost is not None:
-            raise self._lost
-        return event
+        response = self._response
+        assert response is not None
+        while True:
+            if piece := response.take():
+                yield piece
+            elif response.is_complete:
+                return
+            else:
+                await self._more()
 
     def release(self) -> bool:
         """Return True if the connection can take another request."""
         self._stop_timer()
-        body = self._body
-        if self._lost is not None or not self._stays_open or body is None or not body.ended:
+        response, self._response = self._response, None
+        if response is None or not response.stays_open or response.held_bytes or not self.is_usable:
             return False
-        if body.rest or self._arrived or self._transport.is_closing() or self._transport.get_write_buffer_size():
+        if self._transport.get_write_buffer_size():
             return False
-        self._held_bytes = 0
         self._resume()
         return True
 
     @property
     def is_usable(self) -> bool:
         """True if an idle connection is open and has received nothing."""
-        return self._lost is None and not self._held_bytes and not self._transport.is_closing()
+        return self._lost is None and not self._has_surplus and not self._transport.is_closing()
 
     # --- waiting ---------------------------------------------------------------------------------------------
 
     async def _more(self) -> None:
-        """Wait until data arrives, the connection ends, or the write buffer drains."""
+        """Wait until data arrives or the write buffer drains; raises the reason if the connection has ended."""
+        if self._lost is not None:
+            raise self._lost
         self._resume()
         self._waiter = waiter = self._loop.create_future()
         self._waiting_since = self._loop.time()
@@ -220,20 +177,18 @@ class ProviderConnection(asyncio.Protocol):
             self._timer = None
 
 
-def _body_of(method: str, head: h11.Response) -> ResponseBody:
-    """Return the reader of a body by its head, whose framing headers h11 has checked (RFC 9112, section 6.3)."""
-    if method == "HEAD" or head.status_code in (204, 304):
-        return SizedBody(0)
-    headers = dict(head.headers)
-    if b"transfer-encoding" in headers:
-        return ChunkedBody()
-    length = headers.get(b"content-length")
-    return UnsizedBody() if length is None else SizedBody(int(length))
-
-
-def _stays_open(head: h11.Response) -> bool:
-    options = b",".join(value for name, value in head.headers if name == b"connection").lower()
-    return head.http_version == b"1.1" and b"close" not in [option.strip() for option in options.split(b",")]
+def _request_bytes(request: httpx.Request) -> bytes:
+    http = h11.Connection(h11.CLIENT)
+    events: list[h11.Event] = [
+        h11.Request(method=request.method, target=request.url.raw_path, headers=request.headers.raw),
+        h11.EndOfMessage(),
+    ]
+    if content := request.read():
+        events.insert(1, h11.Data(data=content))
+    try:
+        return b"".join(http.send(event) or b"" for event in events)
+    except h11.LocalProtocolError as error:
+        raise httpx.LocalProtocolError(str(error)) from None
 
 
 class ProviderTransport(httpx.AsyncBaseTransport):
@@ -253,7 +208,7 @@ class ProviderTransport(httpx.AsyncBaseTransport):
         except BaseException:
             connection.abort()
             raise
-        return httpx.Response(head.status_code, headers=head.headers.raw_items(), stream=_Body(self, connection))
+        return httpx.Response(head.status, headers=head.headers, stream=_Body(self, connection))
 
     async def aclose(self) -> None:
         while self._idle:

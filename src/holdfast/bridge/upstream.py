@@ -204,11 +204,17 @@ class ProviderClient:
         timeouts = {"connect": upstream.connect_timeout, "pool": None}
         timeouts |= {"read": upstream.timeout, "write": upstream.timeout}
         with _translated():
+            url = self._parsed(upstream.url(request))
+            headers = {"host": url.netloc.decode("ascii"), "user-agent": USER_AGENT}
+            headers |= upstream.headers_for(request, dialect)
+            if request.body or request.method in ("POST", "PUT", "PATCH"):
+                headers["content-length"] = str(len(request.body))
+            # Complete headers and a stream: httpx takes six times as long to derive them from the content.
             outgoing = httpx.Request(
                 request.method,
-                self._parsed(upstream.url(request)),
-                headers={"user-agent": USER_AGENT, **upstream.headers_for(request, dialect)},
-                content=request.body,
+                url,
+                headers=[(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
+                stream=httpx.ByteStream(request.body),
                 extensions={"timeout": timeouts},
             )
             # The transport without a client around it: no redirects, retries or cookies.
