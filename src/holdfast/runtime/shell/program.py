@@ -26,7 +26,6 @@ from holdfast.runtime.durability.shell_replay import KNOWN_JOBS
 from holdfast.runtime.output.job import Job, JobStream
 from holdfast.runtime.process.process import ManagedProcess
 from holdfast.runtime.shell.dialect import (
-    MAY_EXPORT,
     STATE_END,
     Answer,
     ShellDialect,
@@ -307,7 +306,7 @@ class ShellProgram:
         self.send(line, _CommandStart(recorder, spec, ticks, saves_state))
         self._must_move = False
         self._armed = saves_state
-        self._exported = MAY_EXPORT.search(spec.command) is not None
+        self._exported = dialect.may_export(spec.command)
         self.exports_saved = False
 
     def _open_stdin(self, recorder: CommandRecorder) -> None:
