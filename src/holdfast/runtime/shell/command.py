@@ -121,20 +121,20 @@ class ShellCommand(Job):
         self.recorder.refused()
         self.error = error
         self.status = ExitStatus(255)
-        self._exit.set()
+        self._wake_exit_waiters()
         self._add_close()
         self._call_back()
 
     @property
     def is_done(self) -> bool:
-        return self._exit.is_set()
+        return self.status is not None
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
         """Call `callback` once it has ended or was refused: cheaper than a task that waits."""
         self._callbacks.append(callback)
 
     async def wait_ended(self) -> CommandEnded:
-        await self._exit.wait()
+        await self.wait_exit()
         if self.error is not None:
             raise self.error
         assert self.ended is not None

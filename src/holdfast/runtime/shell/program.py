@@ -435,10 +435,8 @@ class ShellProgram:
         """Make the command the owner of the output from now on."""
         if self._opened:
             self._watch_opened(command)
-            return
-        for output in self._outputs:
-            if output.fd >= 0:
-                command.adopt(output)
+        else:
+            command.adopt(self._outputs)
 
     def _take(self, answer: Answer) -> None:
         self._has_job = answer.job != self._answer.job
