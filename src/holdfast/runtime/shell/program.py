@@ -36,6 +36,7 @@ from holdfast.runtime.shell.dialect import (
 )
 from holdfast.runtime.shell.files import ShellFiles
 from holdfast.runtime.shell.foreground import command_line, copies, open_stat, reaped_faults, waits_for
+from holdfast.runtime.tree.cgroup import CgroupMembers
 from holdfast.types import CommandEnded, CommandSpec
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ class ShellProgram:
         self.jobs: deque[int] = deque(maxlen=KNOWN_JOBS)
         self._stat = -1
         self._faults = 0
+        #: Of its cgroup, once it has joined one.
+        self._members: CgroupMembers | None = None
         self._began = 0.0
         self._must_move = False
         #: The pair of pipes that it writes to, and the read ends of this pair and of the pair before.
@@ -220,6 +223,7 @@ class ShellProgram:
                 self._lines = None
                 self._recorder.drop_program(self.number)
             self._close_stat()
+            self._close_members()
             self._close_stdin()
             self._close_opened()
             self._end_unopened()
@@ -245,6 +249,11 @@ class ShellProgram:
         if self._stat >= 0:
             fd, self._stat = self._stat, -1
             os.close(fd)
+
+    def _close_members(self) -> None:
+        if self._members is not None:
+            self._members.close()
+            self._members = None
 
     def _close(self) -> None:
         if self._control.fileno() >= 0:
@@ -398,19 +407,31 @@ class ShellProgram:
 
     def _has_had_children(self) -> bool:
         """Whether another process may hold the pipes: the shell has waited for a child, or left one behind."""
-        before, self._faults = self._faults, reaped_faults(self._stat)
-        if not self._has_job and self._faults == before and self._faults >= 0:
+        if self._is_alone():
             return False
-        # A child of its child may be anywhere, but not outside of its cgroup.
-        cgroup = self.process.tree.cgroup
+        # If the check above spared some commands this one, the faults of their children count as well.
+        before, self._faults = self._faults, reaped_faults(self._stat)
+        return self._has_job or self._faults != before or self._faults < 0
+
+    def _is_alone(self) -> bool:
+        """Whether it is the only process of its cgroup, which it had joined before its last command.
+
+        A child of its child may be anywhere, but not outside of the cgroup. To read the members costs less than to
+        read its page faults.
+        """
+        process = self.process
+        cgroup = process.tree.cgroup
         if cgroup is None or cgroup.joined_at is None or cgroup.joined_at >= self._began:
-            return True
-        jail = self.process.jail
+            return False
         try:
-            others = set(cgroup.pids()) - (frozenset() if jail is None else jail.wrappers)
+            if self._members is None:
+                self._members = CgroupMembers(cgroup)
+            members = self._members.pids()
         except OSError:
-            return True  # no descriptor to read the members
-        return others != {self.pid}
+            return False  # no descriptor to read the members
+        if process.jail is not None:
+            members -= process.jail.wrappers
+        return members == {self.pid}
 
     def _has_names(self) -> bool:
         """Whether the pipes that it writes to still have their names."""
