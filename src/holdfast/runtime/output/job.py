@@ -52,6 +52,9 @@ _GROWN_PIPE_BYTES: Final = 1024 * 1024
 #: The interval of retries without a descriptor, or without room, for the bytes in a pipe: the kernel has no event.
 _RETRY_SECONDS: Final = 0.2
 
+#: The errors at which output of a job that waits for its readers stays in the pipe.
+_NO_DESCRIPTORS_OR_ROOM: Final = NO_DESCRIPTORS | NO_ROOM
+
 #: Polling readers that one job follows; a further one replaces the reader that polled first.
 _MAX_POLLED: Final = 16
 
@@ -197,7 +200,7 @@ class Job:
 
     @property
     def closed(self) -> bool:
-        return not self.running and not self._outputs
+        return self.status is not None and not self._outputs
 
     @property
     def sandbox_denied(self) -> bool:
@@ -368,7 +371,7 @@ class Job:
         """Choose whether a full disk delays the writer, as a slow reader does, or loses output."""
         waits = self._overflow == "block" or bool(self._following) or self._returning
         for log in self.logs.values():
-            log.waits_for = NO_DESCRIPTORS | NO_ROOM if waits else NO_DESCRIPTORS
+            log.waits_for = _NO_DESCRIPTORS_OR_ROOM if waits else NO_DESCRIPTORS
 
     def _pause(self, output: JobStream) -> None:
         """Stop reading a stream: its writer blocks once the pipe is full."""

@@ -87,12 +87,14 @@ class ShellCommand(Job):
         self._begin_silence(on_timeout)
 
     def _begin_silence(self, on_timeout: Callable[[ShellCommand], None]) -> None:
+        if self.spec.silence is None:
+            return
+
         def was_silent() -> None:
             self.silent = True
             on_timeout(self)
 
-        if self.spec.silence is not None:
-            self._silence = SilenceTimer(self.spec.silence, self.last_output, was_silent)
+        self._silence = SilenceTimer(self.spec.silence, self.last_output, was_silent)
 
     def begin_again(self, began: float, on_timeout: Callable[[ShellCommand], None]) -> None:
         """Continue a command that began under an earlier server."""

@@ -29,10 +29,10 @@ _NOISY_FLAGS: Final = "xv"
 _NOISY_TRAPS: Final = ("DEBUG", "ERR", "ZERR", "RETURN")
 #: A trap as shells print it: one word, quoted in the way of each, and the name of the signal.
 _TRAP: Final = re.compile(
-    rb"""^trap\ --\ ((?:\$'(?:[^'\\]|\\.)*'|'[^']*'|"[^"]*"|\\.|[^\s'"\\])*)\ (?:SIG)?(\S+)$""",
-    re.MULTILINE | re.DOTALL,
+    r"""^trap\ --\ ((?:\$'(?:[^'\\]|\\.)*'|'[^']*'|"[^"]*"|\\.|[^\s'"\\])*)\ (?:SIG)?(\S+)$""",
+    re.MULTILINE | re.DOTALL | re.ASCII,
 )
-_KNOWN_TRAPS: Final = {b"EXIT", b"DEBUG", b"ERR", b"ZERR", b"RETURN"}
+_KNOWN_TRAPS: Final = {"EXIT", "DEBUG", "ERR", "ZERR", "RETURN"}
 #: Uses the last argument: `$_` or `${_...}`, and not `$_name`.
 _WANTS_LAST: Final = re.compile(r"\$_(?![A-Za-z0-9_])|\$\{_(?![A-Za-z0-9_])")
 
@@ -147,19 +147,14 @@ def is_complete(received: bytes | bytearray) -> bool:
 
 def parse_answer(received: bytes) -> Answer:
     """Parse an answer; `ValueError` for other bytes."""
-    *before, first, cwd, old_cwd, _ = received.split(b"\0")
-    status, flags, job, ended, last = _text(first).split(":", 4)
+    *before, first, cwd, old_cwd, _ = received.decode("utf-8", "surrogateescape").split("\0")
+    status, flags, job, ended, last = first.split(":", 4)
     traps: dict[str, str] = {}
-    if before != [b""]:
-        found = _TRAP.findall(b"\0".join(before))
+    if before != [""]:
+        found = _TRAP.findall("\0".join(before))
         # In POSIX mode, bash lists traps that are not set.
-        known = ((name, action) for action, name in found if name in _KNOWN_TRAPS and action != b"-")
-        traps = {name.decode(): _text(action) for name, action in known}
-    return Answer(int(ended or status), flags, job, last if ended else None, _text(cwd), _text(old_cwd), traps)
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
+        traps = {name: action for action, name in found if name in _KNOWN_TRAPS and action != "-"}
+    return Answer(int(ended or status), flags, job, last if ended else None, cwd, old_cwd, traps)
 
 
 class ShellDialect:

@@ -12,6 +12,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import PermissionRefused, ResourceExhausted
@@ -59,6 +60,7 @@ class PendingCleanup(NamedTuple):
 
 
 _NO_CLEANUP: Final = PendingCleanup()
+_NOTHING_SUSPENDED: Final = SuspendedTracing()
 
 
 class _CommandStart(NamedTuple):
@@ -109,7 +111,8 @@ class ShellProgram:
         self._on_answer = on_answer
         self._process: ManagedProcess | None = None
         self._command_line = b""
-        self._received = bytearray()
+        #: The first part of an answer, if it arrived in parts.
+        self._received = b""
         self._answer = Answer(0, "", "", None, "", "", {})
         self._suspended = SuspendedTracing()
         self._pending = _NO_CLEANUP
@@ -378,6 +381,8 @@ class ShellProgram:
         else:
             self._kernel_cwd = ""  # the line below changes it
         self._suspended = SuspendedTracing.after(self._answer)
+        if pending == _NO_CLEANUP and self._suspended == _NOTHING_SUSPENDED:
+            return
         flags = self._answer.flags if pending.stopped else None
         disarm = None if pending.trapped is None else self.dialect.disarm(trapped=pending.trapped)
         line = self.dialect.clean_up(suspend=self._suspended, stopped_with=flags, disarm=disarm, back=pending.back)
@@ -386,8 +391,7 @@ class ShellProgram:
 
     def end_record(self, ended: CommandEnded) -> MakeEndRecord:
         """The state at the end of a command, for the next server; before `clean_up`."""
-        answer, pending = self._answer, self._pending
-        return lambda: command_end_record(ended, answer, *pending)
+        return partial(command_end_record, ended, self._answer, *self._pending)
 
     def return_to(self, cwd: str) -> None:
         """Change to the directory that the shell had before a command with a directory of its own."""
@@ -513,16 +517,13 @@ class ShellProgram:
             self.replaced = command_line(self.pid) not in (b"", self._command_line)
             self._close()
             return
-        self._received += data
+        received, self._received = self._received + data, b""
         try:
-            if is_complete(self._received):
-                received = bytes(self._received)
-                self._received.clear()
+            if is_complete(received):
                 with contextlib.suppress(ValueError):  # not an answer; the check of a silent shell follows
                     self._on_answer(parse_answer(received))
-            elif len(self._received) > MAX_ANSWER_BYTES:
-                self._received.clear()
-            else:
+            elif len(received) <= MAX_ANSWER_BYTES:
+                self._received = received
                 self._recorder.answer_part(data)
         finally:
             if flags and self._control.fileno() >= 0:
