@@ -213,6 +213,22 @@ def test_commands_that_may_end_the_shell_are_known(text: str, may: bool) -> None
         assert dialect.may_abort(text, "huB")
 
 
+@pytest.mark.parametrize(
+    ("text", "may"),
+    [
+        *((f"{word} x", True) for word in ("export", "declare", "typeset", "readonly", "unset", "read", "set")),
+        *((f"cd /tmp\n{word}\tx", True) for word in ("source", "eval", ".")),
+        ("x=1", True),
+        ("ls .", False),
+        ("git reset --hard; cat readme.md offset", False),
+        ("echo exported declared evaluated", False),
+    ],
+)
+def test_commands_that_may_change_the_exports_are_known(text: str, may: bool) -> None:
+    assert ShellDialect().may_export(text) is may
+    assert ShellDialect().may_export(f"{'true; ' * 1000}{text}") is may
+
+
 @pytest.mark.parametrize("argv", SHELLS)
 @pytest.mark.parametrize(
     "text", ["echo hi", "echo hi\n", "echo a\necho b # no more", "", "echo hi;", "echo a & wait"]

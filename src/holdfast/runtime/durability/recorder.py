@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class JobRecorder:
     """Records the output and the input of one job; owns its journal and its output logs."""
 
-    __slots__ = ("_durability", "_ledger", "input_file", "input_key", "journal", "key", "logs")
+    __slots__ = ("_durability", "_ledger", "journal", "key", "logs")
 
     def __init__(
         self, durability: Durability, key: int, kinds: tuple[int, ...] = (0, 1), *, records_output: bool = True
@@ -40,8 +40,6 @@ class JobRecorder:
         self._durability = durability
         self.key = key
         self._ledger = durability.ledger
-        #: The keeper's key of stdin; and the name of the file from which input is delivered, which is its key, too.
-        self.input_key, self.input_file = f"{key}.stdin", f"{key}.input"
         config, spool = durability.config, durability.spool
         chunks = config.retained_chunks_per_process
         retained = config.retained_output_bytes_per_process // len(kinds)
@@ -69,6 +67,16 @@ class JobRecorder:
             each.reopen(state.printed_end(kind), state.lost_range(kind), terminal_end if kind == 2 else None)
 
     # --- input -----------------------------------------------------------------------------------------------
+
+    @property
+    def input_key(self) -> str:
+        """The keeper's key of stdin."""
+        return f"{self.key}.stdin"
+
+    @property
+    def input_file(self) -> str:
+        """The name of the file from which input is delivered, which is its key, too."""
+        return f"{self.key}.input"
 
     def new_input(self, fd: int, *, name: str, owns_fd: bool, awaits_reader: bool = False) -> InputQueue:
         limit = self._durability.config.stdin_buffer_bytes
@@ -245,7 +253,6 @@ class DurableOutputLog(OutputLog):
         super().__init__(spool, retained_bytes)
         self._recorder = recorder
         self._kind = kind
-        self._path = f"{spool.path}/{recorder.key}.{kind}"
 
     def move_from(self, pipe: int, limit: int = MOVE_BYTES) -> int:
         if self.fd < 0:
@@ -267,6 +274,7 @@ class DurableOutputLog(OutputLog):
         some of them as lost, and before it recorded that their read is done.
         """
         start, stop = lost if end is None else (min(lost[0], end), min(lost[1], end))
+        self._path = self._named_path()
         try:
             self.fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
             if end is not None:
@@ -284,7 +292,11 @@ class DurableOutputLog(OutputLog):
             # The server may have died between recording the loss and freeing the pages.
             self._punch(start, stop)
 
+    def _named_path(self) -> str:
+        return f"{self._spool.path}/{self._recorder.key}.{self._kind}"
+
     def _open(self) -> None:
+        self._path = self._named_path()
         self.fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def _open_if_possible(self) -> None:

@@ -52,6 +52,9 @@ _GROWN_PIPE_BYTES: Final = 1024 * 1024
 #: The interval of retries without a descriptor, or without room, for the bytes in a pipe: the kernel has no event.
 _RETRY_SECONDS: Final = 0.2
 
+#: The errors at which output of a job that waits for its readers stays in the pipe.
+_NO_DESCRIPTORS_OR_ROOM: Final = NO_DESCRIPTORS | NO_ROOM
+
 #: Polling readers that one job follows; a further one replaces the reader that polled first.
 _MAX_POLLED: Final = 16
 
@@ -157,7 +160,8 @@ class Job:
         self.failure: str | None = None
         self.journal: Journal = recorder.journal
         self.logs: dict[int, OutputLog] = recorder.logs
-        self._times = OutputTimes()
+        #: The times of output, once there is some.
+        self._times: OutputTimes | None = None
         self._outputs: list[JobStream] = []
         self._readers: set[FollowingReader] = set()
         #: Polling readers by name; the latest last.
@@ -169,7 +173,8 @@ class Job:
         #: Whether readers of an earlier server are expected: until one attaches, all output is retained for them.
         self._returning = False
         self._waiters: set[asyncio.Event] = set()
-        self._exit = asyncio.Event()
+        #: For tasks in `wait_exit`, once there is one.
+        self._exit: asyncio.Event | None = None
         #: Returns the exit status of a job that has ended, before the exit event.
         self._ending: Callable[[], ExitStatus] | None = None
         self._on_growth = on_growth
@@ -184,7 +189,8 @@ class Job:
         #: By the loop's clock: the time of the last output.
         self.printed_at = 0.0
         self._poller = poller
-        self._choose_waiting()
+        if overflow == "block":
+            self._choose_waiting()
 
     # --- status ----------------------------------------------------------------------------------------------
 
@@ -194,7 +200,7 @@ class Job:
 
     @property
     def closed(self) -> bool:
-        return not self.running and not self._outputs
+        return self.status is not None and not self._outputs
 
     @property
     def sandbox_denied(self) -> bool:
@@ -203,7 +209,12 @@ class Job:
 
     def last_output(self) -> float:
         """The time of the last output by the loop's clock: now, while output waits for a reader."""
-        return self._loop.time() if any(output.paused for output in self._outputs) else self.printed_at
+        return self._loop.time() if self._is_held else self.printed_at
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether a stream is paused."""
+        return any(output.paused for output in self._outputs)
 
     def snapshot(self) -> Snapshot:
         kept = {kind: log.contents() for kind, log in self.logs.items()}
@@ -257,7 +268,8 @@ class Job:
         found: list[OutputTime] = []
         for chunk in chunks:
             slot, end = int(chunk.stream == "stderr"), chunk.offset + len(chunk.data)
-            times = self._times.between(slot, chunk.offset, end) or [(chunk.offset, self.started_at)]
+            known = [] if self._times is None else self._times.between(slot, chunk.offset, end)
+            times = known or [(chunk.offset, self.started_at)]
             found += [OutputTime(chunk.stream, offset, at) for offset, at in times]
         return tuple(found)
 
@@ -280,9 +292,15 @@ class Job:
 
     async def wait_exit(self) -> ExitStatus:
         if self.status is None:
+            if self._exit is None:
+                self._exit = asyncio.Event()
             await self._exit.wait()
         assert self.status is not None
         return self.status
+
+    def _wake_exit_waiters(self) -> None:
+        if self._exit is not None:
+            self._exit.set()
 
     async def wait_news(self, after_seq: int) -> None:
         """Wait for an event after `after_seq`."""
@@ -316,16 +334,18 @@ class Job:
             self._returning = False
             self._following[reader] = self._loop.time()
             self._choose_waiting()
-            self.resume_streams()
-            self._watch_stalls()
+            if self._is_held:
+                self.resume_streams()
+                self._watch_stalls()
 
     def detach(self, reader: FollowingReader) -> None:
         self._readers.discard(reader)
         if self._following.pop(reader, None) is not None:
             self._choose_waiting()
         if not self._readers:
-            # A reader that read the beginning again does not reduce the offsets.
-            self._taken = [max(pair) for pair in zip(self._taken, reader.consumed, strict=True)]
+            if any(reader.consumed):
+                # A reader that read the beginning again does not reduce the offsets.
+                self._taken = [max(pair) for pair in zip(self._taken, reader.consumed, strict=True)]
             if self._overflow == "block" and not self.closed:
                 # A reader that does not return must not delay its job for ever.
                 self._abandoned = self._loop.call_later(self._detached_seconds, self.stop_blocking)
@@ -351,7 +371,7 @@ class Job:
         """Choose whether a full disk delays the writer, as a slow reader does, or loses output."""
         waits = self._overflow == "block" or bool(self._following) or self._returning
         for log in self.logs.values():
-            log.waits_for = NO_DESCRIPTORS | NO_ROOM if waits else NO_DESCRIPTORS
+            log.waits_for = _NO_DESCRIPTORS_OR_ROOM if waits else NO_DESCRIPTORS
 
     def _pause(self, output: JobStream) -> None:
         """Stop reading a stream: its writer blocks once the pipe is full."""
@@ -363,7 +383,7 @@ class Job:
 
     def _watch_stalls(self) -> None:
         """Start the timer for stalled readers while a stream is paused and has readers."""
-        if self._stall_timer is None and self._following and any(output.paused for output in self._outputs):
+        if self._stall_timer is None and self._following and self._is_held:
             self._stall_timer = self._loop.call_later(self._stall_seconds, self._end_stalls)
 
     def _end_stalls(self) -> None:
@@ -425,8 +445,6 @@ class Job:
         """Restore the state under an earlier server. The readers of that server may return."""
         self.started_at, self.exited_at, self.closed_at = past.started_at, past.exited_at, past.closed_at
         self.status = past.status
-        if self.status is not None:
-            self._exit.set()
         self.journal.seal(self.journal.last_seq)
         for kind, log in self.logs.items():
             # Bytes that reached the log and not the journal: no reader has seen them.
@@ -458,25 +476,22 @@ class Job:
             self._poller.unwatch(output.fd)
         self._outputs.clear()
 
-    def adopt(self, output: JobStream) -> None:
-        """Own the later output of this stream."""
-        output.owner._outputs.remove(output)
-        self._own(output)
-
-    def _own(self, output: JobStream) -> None:
-        output.owner, output.log = self, self.logs[output.kind]
-        output.owed = 0
-        output.held_since = output.no_room_since = None
-        self._outputs.append(output)
-        if output.paused:
-            output.paused = False
-            self._poller.watch(output.fd, output.ready)
+    def adopt(self, outputs: Iterable[JobStream]) -> None:
+        """Own the later output of these streams, unless they have ended."""
+        for output in outputs:
+            if output.fd >= 0:
+                output.owner._outputs.remove(output)
+                output.owner, output.log = self, self.logs[output.kind]
+                output.owed = 0
+                output.held_since = output.no_room_since = None
+                self._outputs.append(output)
+                if output.paused:
+                    output.paused = False
+                    self._poller.watch(output.fd, output.ready)
 
     def give_streams(self, owner: Job) -> None:
         """Pass all streams to another job, which owns their later output."""
-        outputs, self._outputs = self._outputs, []
-        for output in outputs:
-            owner._own(output)
+        owner.adopt(tuple(self._outputs))
 
     def output_ready(self, output: JobStream) -> None:
         try:
@@ -523,6 +538,8 @@ class Job:
         if amount > 0:
             journal = self.journal
             last = journal.last_seq
+            if self._times is None:
+                self._times = OutputTimes()
             self._times.add(time.time(), journal.offset_at(last, 0), journal.offset_at(last, 1))
         start, head_end = log.end - amount, log.head_end
         if start <= head_end < log.end:
@@ -614,13 +631,14 @@ class Job:
         self._add_exit()
 
     def _add_exit(self) -> None:
-        if any(output.owed for output in self._outputs):
-            return  # the last output of a blocking job waits for its reader, and so does the exit
+        for output in self._outputs:
+            if output.owed:
+                return  # the last output of a blocking job waits for its reader, and so does the exit
         assert self._ending is not None
         self.exited_at = time.time()
         self.status = self._ending()
         self._ending = None
-        self._exit.set()
+        self._wake_exit_waiters()
         self.journal.add_event(EXIT)
         self._exited()
         if self.closed:

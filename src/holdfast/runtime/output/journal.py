@@ -25,6 +25,9 @@ HEAD_FRACTION: Final = 16
 STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr", "pty")
 EXIT: Final = 3
 CLOSE: Final = 4
+#: The head of every journal that has dropped nothing. These are replaced and never changed.
+_NO_KINDS: Final = array("B")
+_NO_ENDS: Final = array("Q")
 
 
 #: The number of the first of the latest entries, the latest kinds and ends, the first kinds and ends, the seal.
@@ -55,10 +58,9 @@ class Journal:
         #: The records from `_tail_seq` on. `_ends` starts with the pair that stood before the first of them.
         self._tail_seq = 1
         self._kinds = array("B")
-        self._ends = array("Q", (0, 0))
+        self._ends = array("Q", bytes(16))
         #: The first records, once the middle was dropped.
-        self._head_kinds = array("B")
-        self._head_ends = array("Q")
+        self._head_kinds, self._head_ends = _NO_KINDS, _NO_ENDS
         self._sealed = 0
 
     def state(self) -> JournalState:

@@ -87,12 +87,14 @@ class ShellCommand(Job):
         self._begin_silence(on_timeout)
 
     def _begin_silence(self, on_timeout: Callable[[ShellCommand], None]) -> None:
+        if self.spec.silence is None:
+            return
+
         def was_silent() -> None:
             self.silent = True
             on_timeout(self)
 
-        if self.spec.silence is not None:
-            self._silence = SilenceTimer(self.spec.silence, self.last_output, was_silent)
+        self._silence = SilenceTimer(self.spec.silence, self.last_output, was_silent)
 
     def begin_again(self, began: float, on_timeout: Callable[[ShellCommand], None]) -> None:
         """Continue a command that began under an earlier server."""
@@ -121,20 +123,20 @@ class ShellCommand(Job):
         self.recorder.refused()
         self.error = error
         self.status = ExitStatus(255)
-        self._exit.set()
+        self._wake_exit_waiters()
         self._add_close()
         self._call_back()
 
     @property
     def is_done(self) -> bool:
-        return self._exit.is_set()
+        return self.status is not None
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
         """Call `callback` once it has ended or was refused: cheaper than a task that waits."""
         self._callbacks.append(callback)
 
     async def wait_ended(self) -> CommandEnded:
-        await self._exit.wait()
+        await self.wait_exit()
         if self.error is not None:
             raise self.error
         assert self.ended is not None

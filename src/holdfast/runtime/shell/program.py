@@ -12,6 +12,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import PermissionRefused, ResourceExhausted
@@ -26,7 +27,6 @@ from holdfast.runtime.durability.shell_replay import KNOWN_JOBS
 from holdfast.runtime.output.job import Job, JobStream
 from holdfast.runtime.process.process import ManagedProcess
 from holdfast.runtime.shell.dialect import (
-    MAY_EXPORT,
     STATE_END,
     Answer,
     ShellDialect,
@@ -37,6 +37,7 @@ from holdfast.runtime.shell.dialect import (
 )
 from holdfast.runtime.shell.files import ShellFiles
 from holdfast.runtime.shell.foreground import command_line, copies, open_stat, reaped_faults, waits_for
+from holdfast.runtime.tree.cgroup import CgroupMembers
 from holdfast.types import CommandEnded, CommandSpec
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class PendingCleanup(NamedTuple):
 
 
 _NO_CLEANUP: Final = PendingCleanup()
+_NOTHING_SUSPENDED: Final = SuspendedTracing()
 
 
 class _CommandStart(NamedTuple):
@@ -109,7 +111,8 @@ class ShellProgram:
         self._on_answer = on_answer
         self._process: ManagedProcess | None = None
         self._command_line = b""
-        self._received = bytearray()
+        #: The first part of an answer, if it arrived in parts.
+        self._received = b""
         self._answer = Answer(0, "", "", None, "", "", {})
         self._suspended = SuspendedTracing()
         self._pending = _NO_CLEANUP
@@ -121,6 +124,8 @@ class ShellProgram:
         self.jobs: deque[int] = deque(maxlen=KNOWN_JOBS)
         self._stat = -1
         self._faults = 0
+        #: Of its cgroup, once it has joined one.
+        self._members: CgroupMembers | None = None
         self._began = 0.0
         self._must_move = False
         #: The pair of pipes that it writes to, and the read ends of this pair and of the pair before.
@@ -221,6 +226,7 @@ class ShellProgram:
                 self._lines = None
                 self._recorder.drop_program(self.number)
             self._close_stat()
+            self._close_members()
             self._close_stdin()
             self._close_opened()
             self._end_unopened()
@@ -246,6 +252,11 @@ class ShellProgram:
         if self._stat >= 0:
             fd, self._stat = self._stat, -1
             os.close(fd)
+
+    def _close_members(self) -> None:
+        if self._members is not None:
+            self._members.close()
+            self._members = None
 
     def _close(self) -> None:
         if self._control.fileno() >= 0:
@@ -307,7 +318,7 @@ class ShellProgram:
         self.send(line, _CommandStart(recorder, spec, ticks, saves_state))
         self._must_move = False
         self._armed = saves_state
-        self._exported = MAY_EXPORT.search(spec.command) is not None
+        self._exported = dialect.may_export(spec.command)
         self.exports_saved = False
 
     def _open_stdin(self, recorder: CommandRecorder) -> None:
@@ -370,6 +381,8 @@ class ShellProgram:
         else:
             self._kernel_cwd = ""  # the line below changes it
         self._suspended = SuspendedTracing.after(self._answer)
+        if pending == _NO_CLEANUP and self._suspended == _NOTHING_SUSPENDED:
+            return
         flags = self._answer.flags if pending.stopped else None
         disarm = None if pending.trapped is None else self.dialect.disarm(trapped=pending.trapped)
         line = self.dialect.clean_up(suspend=self._suspended, stopped_with=flags, disarm=disarm, back=pending.back)
@@ -378,8 +391,7 @@ class ShellProgram:
 
     def end_record(self, ended: CommandEnded) -> MakeEndRecord:
         """The state at the end of a command, for the next server; before `clean_up`."""
-        answer, pending = self._answer, self._pending
-        return lambda: command_end_record(ended, answer, *pending)
+        return partial(command_end_record, ended, self._answer, *self._pending)
 
     def return_to(self, cwd: str) -> None:
         """Change to the directory that the shell had before a command with a directory of its own."""
@@ -399,19 +411,31 @@ class ShellProgram:
 
     def _has_had_children(self) -> bool:
         """Whether another process may hold the pipes: the shell has waited for a child, or left one behind."""
-        before, self._faults = self._faults, reaped_faults(self._stat)
-        if not self._has_job and self._faults == before and self._faults >= 0:
+        if self._is_alone():
             return False
-        # A child of its child may be anywhere, but not outside of its cgroup.
-        cgroup = self.process.tree.cgroup
+        # If the check above spared some commands this one, the faults of their children count as well.
+        before, self._faults = self._faults, reaped_faults(self._stat)
+        return self._has_job or self._faults != before or self._faults < 0
+
+    def _is_alone(self) -> bool:
+        """Whether it is the only process of its cgroup, which it had joined before its last command.
+
+        A child of its child may be anywhere, but not outside of the cgroup. To read the members costs less than to
+        read its page faults.
+        """
+        process = self.process
+        cgroup = process.tree.cgroup
         if cgroup is None or cgroup.joined_at is None or cgroup.joined_at >= self._began:
-            return True
-        jail = self.process.jail
+            return False
         try:
-            others = set(cgroup.pids()) - (frozenset() if jail is None else jail.wrappers)
+            if self._members is None:
+                self._members = CgroupMembers(cgroup)
+            members = self._members.pids()
         except OSError:
-            return True  # no descriptor to read the members
-        return others != {self.pid}
+            return False  # no descriptor to read the members
+        if process.jail is not None:
+            members -= process.jail.wrappers
+        return members == {self.pid}
 
     def _has_names(self) -> bool:
         """Whether the pipes that it writes to still have their names."""
@@ -436,10 +460,8 @@ class ShellProgram:
         """Make the command the owner of the output from now on."""
         if self._opened:
             self._watch_opened(command)
-            return
-        for output in self._outputs:
-            if output.fd >= 0:
-                command.adopt(output)
+        else:
+            command.adopt(self._outputs)
 
     def _take(self, answer: Answer) -> None:
         self._has_job = answer.job != self._answer.job
@@ -495,16 +517,13 @@ class ShellProgram:
             self.replaced = command_line(self.pid) not in (b"", self._command_line)
             self._close()
             return
-        self._received += data
+        received, self._received = self._received + data, b""
         try:
-            if is_complete(self._received):
-                received = bytes(self._received)
-                self._received.clear()
+            if is_complete(received):
                 with contextlib.suppress(ValueError):  # not an answer; the check of a silent shell follows
                     self._on_answer(parse_answer(received))
-            elif len(self._received) > MAX_ANSWER_BYTES:
-                self._received.clear()
-            else:
+            elif len(received) <= MAX_ANSWER_BYTES:
+                self._received = received
                 self._recorder.answer_part(data)
         finally:
             if flags and self._control.fileno() >= 0:
