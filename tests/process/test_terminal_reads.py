@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import termios
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,32 @@ def test_no_more_is_gathered_than_was_asked_for(tmp_path: Path, terminal: tuple[
     assert buffer.gather(ours, 4, key=1, offset=0)[0] == b"0123"
     assert buffer.gather(ours, GATHER_BYTES, key=1, offset=4)[0] == b"456789"
     buffer.close()
+
+
+def test_a_short_read_is_not_followed_by_another(
+    tmp_path: Path, terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = terminal
+    os.write(theirs, b"x")
+    wait_until_readable(ours)
+    counts: list[int] = []
+
+    def readv(fd: int, buffers: list[memoryview]) -> int:
+        counts.append(real(fd, buffers))
+        return counts[-1]
+
+    real = os.readv
+    monkeypatch.setattr(os, "readv", readv)
+    buffer = ReadBuffer(str(tmp_path / "reads"))
+    assert buffer.gather(ours, GATHER_BYTES, key=1, offset=0)[0] == b"x"
+    assert counts == [1]
+    buffer.close()
+
+
+def wait_until_readable(fd: int) -> None:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    assert poll.poll(60_000)
 
 
 def test_the_end_of_a_terminal(tmp_path: Path) -> None:

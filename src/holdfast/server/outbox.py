@@ -99,7 +99,7 @@ class OutputSubscription:
         return JournalEntry(seq, seq, STREAMS.index(gap.stream), gap.offset + gap.length, 0)
 
     def sent(self, record: JournalEntry) -> None:
-        """Count a sent record as taken, if there is no credit to do so."""
+        """Count a record that is sent, or copied to be sent, as taken, if there is no credit to do so."""
         if self.credit is None and record.kind < EXIT:
             self.reader.consume(record.kind, record.offset + record.length)
 
@@ -114,7 +114,7 @@ class Outbox:
         self._ready: dict[OutputSubscription, None] = {}
         #: Readers of the client's earlier connection; each holds back its process until the client subscribes.
         self._held: dict[Key, Reader] = {}
-        #: The frame in flight; its log must not free these bytes.
+        #: The frame that is being sent from its log, which must not free these bytes.
         self._in_flight: tuple[OutputSubscription, JournalEntry] | None = None
         self._leased: OutputLog | None = None
 
@@ -183,11 +183,11 @@ class Outbox:
             subscription = next(iter(self._ready))
             del self._ready[subscription]
             record = subscription.next_record(limit)
-            if record is None:
-                subscription.queued = False
-                continue
-            self._ready[subscription] = None  # at the end of the queue
-            return self._frame(subscription, record)
+            subscription.queued = record is not None and subscription.reader.has_next
+            if subscription.queued:
+                self._ready[subscription] = None  # at the end of the queue
+            if record is not None:
+                return self._frame(subscription, record)
         return None
 
     # --- Lease -----------------------------------------------------------------------------------------------
@@ -202,7 +202,6 @@ class Outbox:
         process = subscription.reader.process
         if record.kind >= EXIT:
             return self._event(subscription, record)
-        self._in_flight = (subscription, record)
         log = process.logs[record.kind]
         by_descriptor = record.length >= SENDFILE_BYTES and self._channel.takes_spool_frames and log.lends_pages
         notification = self._codec.notification(
@@ -218,7 +217,9 @@ class Outbox:
             ),
         )
         if not by_descriptor:
+            subscription.sent(record)
             return notification
+        self._in_flight = (subscription, record)
         log.leases.add(self)
         self._leased = log
         return SpoolFrame(

@@ -1,6 +1,6 @@
-"""Base of channels on which a whole message is sent by one awaited call: the queue, the source and the pauses.
+"""Bases of channels on which a whole message is sent by one call: the queue, the source, and two tasks around them.
 
-A subclass runs two tasks: one reads, the other is `_write`. Touches nothing; the subclass has the connection.
+Touches nothing; the subclasses have the connections.
 """
 
 from __future__ import annotations
@@ -25,27 +25,20 @@ class QueuedChannel(ABC):
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._source: Source | None = None
-        self._something_to_send = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
-        self._may_read = asyncio.Event()
-        self._may_read.set()
         self._closing = False
 
     @abstractmethod
-    async def _transmit(self, data: bytes) -> None:
-        """Send a framed message; returns when the connection accepts the next one."""
-
-    @abstractmethod
-    async def _end(self) -> None:
-        """Close the connection in order, after `close` and the last queued message."""
+    def _proceed(self) -> None:
+        """Send what waits, first the queue and then the frames of the source; after `close`, end the connection."""
 
     def _framed(self, message: bytes) -> bytes:
-        """The message as `_transmit` takes it."""
+        """The message as the connection takes it."""
         return message
 
     def _next_control(self) -> bytes:
-        """Remove the next framed message from the queue, or several as one."""
+        """Remove the next framed message from the queue, or several as one. Call `_sent` with its size next."""
         return self._queue.popleft()
 
     # --- Channel -----------------------------------------------------------------------------------------------
@@ -61,14 +54,14 @@ class QueuedChannel(ABC):
         self._queue.append(frame)
         self._queued_bytes += len(frame)
         self._drained.clear()
-        self._something_to_send.set()
+        self._proceed()
 
     def set_source(self, source: Source | None) -> None:
         self._source = source
         self.wake()
 
     def wake(self) -> None:
-        self._something_to_send.set()
+        self._proceed()
 
     def use_lengths(self) -> None:  # noqa: B027 optional
         """No effect, unless the subclass has a framing of its own."""
@@ -78,12 +71,6 @@ class QueuedChannel(ABC):
 
     def pass_descriptor(self, fd: int) -> None:
         raise InvalidRequest(f"{self.description}: the connection is not a Unix socket and carries no descriptors")
-
-    def pause_reading(self) -> None:
-        self._may_read.clear()
-
-    def resume_reading(self) -> None:
-        self._may_read.set()
 
     async def drain(self) -> None:
         await self._drained.wait()
@@ -95,29 +82,15 @@ class QueuedChannel(ABC):
             return
         self._closing = True
         self._source = None
-        # The writer sends the queue, then closes; the reader then reports the end to the receiver.
-        self._something_to_send.set()
-        self._may_read.set()
+        self._proceed()
 
-    # --- for the two tasks -------------------------------------------------------------------------------------
+    # --- for subclasses ----------------------------------------------------------------------------------------
 
-    async def _write(self) -> None:
-        """Send control messages first, then frames of the source; after `close`, end the connection."""
-        while True:
-            if self._queue:
-                data = self._next_control()
-                await self._transmit(data)
-                self._queued_bytes -= len(data)
-                if not self._queued_bytes:
-                    self._drained.set()
-            elif self._closing:
-                await self._end()
-                return
-            elif (frame := self._next_frame()) is not None:
-                await self._transmit(self._framed(frame))
-            else:
-                self._something_to_send.clear()
-                await self._something_to_send.wait()
+    def _sent(self, size: int) -> None:
+        """Count a control message as sent."""
+        self._queued_bytes -= size
+        if not self._queued_bytes:
+            self._drained.set()
 
     def _next_frame(self) -> bytes | None:
         frame = None if self._source is None else self._source.next_frame()
@@ -131,3 +104,50 @@ class QueuedChannel(ABC):
         self._source = None
         self._drained.set()
         return closed_by_us
+
+
+class TaskChannel(QueuedChannel):
+    """A channel of which a subclass runs two tasks: one reads, the other is `_write`."""
+
+    def __init__(self, description: str) -> None:
+        super().__init__(description)
+        self._something_to_send = asyncio.Event()
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+
+    @abstractmethod
+    async def _transmit(self, data: bytes) -> None:
+        """Send a framed message; returns when the connection accepts the next one."""
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """Close the connection in order, after `close` and the last queued message."""
+
+    def _proceed(self) -> None:
+        self._something_to_send.set()
+
+    def pause_reading(self) -> None:
+        self._may_read.clear()
+
+    def resume_reading(self) -> None:
+        self._may_read.set()
+
+    def close(self) -> None:
+        # The writer sends the queue, then closes; the reader then reports the end to the receiver.
+        super().close()
+        self._may_read.set()
+
+    async def _write(self) -> None:
+        while True:
+            if self._queue:
+                data = self._next_control()
+                await self._transmit(data)
+                self._sent(len(data))
+            elif self._closing:
+                await self._end()
+                return
+            elif (frame := self._next_frame()) is not None:
+                await self._transmit(self._framed(frame))
+            else:
+                self._something_to_send.clear()
+                await self._something_to_send.wait()

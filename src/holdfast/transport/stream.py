@@ -81,6 +81,8 @@ class StreamChannel:
         self._rest_is_control = False
         self._spool: SpoolFrame | None = None
         self._source: Source | None = None
+        #: Whether the source had no frame, and has not woken this channel since.
+        self._source_is_empty = False
         self._pumping = False
         self._armed = False
         self._sendfile = sendfile
@@ -128,6 +130,7 @@ class StreamChannel:
         self.wake()
 
     def wake(self) -> None:
+        self._source_is_empty = False
         if not self._armed and self._source is not None and self._write_error is None:
             self._pump()
 
@@ -240,7 +243,7 @@ class StreamChannel:
                     budget -= self._write_spool(self._spool)
                 elif self._queue:
                     self._rest, self._rest_is_control = self._next_control(), True
-                elif not self._pull():
+                elif self._source_is_empty or not self._pull():
                     self._disarm()
                     return
             self._arm()
@@ -280,9 +283,11 @@ class StreamChannel:
         frames: list[bytes] = []
         size = 0
         while self._source is not None and self._spool is None and size < READ_SIZE:
+            self._source_is_empty = True  # before the call, in which the source may wake this channel
             frame = self._source.next_frame()
             if frame is None:
                 break
+            self._source_is_empty = False
             if isinstance(frame, SpoolFrame):
                 self._spool = frame if frame.length else None
                 frames.append((len(frame.header) + frame.length).to_bytes(LENGTH_BYTES, "big") + frame.header)

@@ -7,7 +7,6 @@ the limit ends the connection with close code 1009 and a reason with the size: t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import http
 import ipaddress
@@ -15,15 +14,18 @@ import logging
 import os
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.connection import Connection as Socket
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.frames import DATA_OPCODES, Frame
 from websockets.http11 import Request, Response
+from websockets.protocol import Event, State
 
 from holdfast.errors import (
     ConnectionLost,
@@ -40,10 +42,12 @@ from holdfast.types import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
-#: Bytes that the library buffers before `send` waits. One frame of output fits, so that the next one is prepared
-#: while it is sent; a control message waits behind no more than that.
+#: Bytes that the library buffers before messages wait in the queue and in the source. One frame of output fits, so
+#: that the next one is prepared while it is sent; a control message waits behind no more than that.
 WRITE_LIMIT: Final = 1024 * 1024
-#: Messages that the library reads ahead.
+#: Bytes sent in one turn of the event loop, if the operating system accepts that much.
+TURN_BYTES: Final = 1024 * 1024
+#: Frames that are held while the channel does not read: pings, which follow them, are still answered.
 READ_AHEAD: Final = 16
 PING_INTERVAL_SECONDS: Final = 20.0
 #: Generous, because a foreign client that is busy with output answers pings late.
@@ -55,57 +59,173 @@ CLOSE_TIMEOUT_SECONDS: Final = 2.0
 TOO_BIG: Final = 1009
 
 
+class FrameSocket(Socket):
+    """A connection of the library that passes data frames to its channel at once, without the library's queue.
+
+    The library's `recv` and `send` need two tasks, and wake them through futures for each message.
+    """
+
+    channel: WebSocketChannel | None = None
+    #: Frames that arrived before the channel was attached, or while it did not read.
+    held: deque[Frame]
+    #: Whether the operating system accepts more; False while more than `WRITE_LIMIT` bytes wait for it.
+    writable = True
+    ended = False
+
+    def attach(self, channel: WebSocketChannel) -> None:
+        """Pass frames to `channel` from now on."""
+        self.channel = channel
+        self.release()
+
+    def release(self) -> None:
+        """Pass the held frames on, because the channel reads (again)."""
+        while self.held and self.channel is not None and self.channel.reading:
+            self.channel.frame_received(self.held.popleft())
+        if not self.held:
+            self.transport.resume_reading()
+
+    # --- callbacks of the library and of asyncio -----------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.held = deque()
+        super().connection_made(transport)
+
+    def process_event(self, event: Event) -> None:
+        if not isinstance(event, Frame) or event.opcode not in DATA_OPCODES:
+            super().process_event(event)
+        elif self.channel is not None and self.channel.reading and not self.held:
+            self.channel.frame_received(event)
+        else:
+            self.held.append(event)
+            if len(self.held) >= READ_AHEAD:
+                self.transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.writable = True
+        if self.channel is not None:
+            self.channel.wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.ended = True
+        if self.channel is not None:
+            self.channel.connection_ended(self.protocol.close_exc)
+
+
+class ServerSocket(FrameSocket, ServerConnection):
+    """The server's end."""
+
+
+class ClientSocket(FrameSocket, ClientConnection):
+    """The client's end."""
+
+
 class WebSocketChannel(QueuedChannel):
     """`Channel` on a WebSocket: a text frame is JSON, a binary frame MessagePack.
 
-    Two tasks: one reads, the other sends control messages first and then frames of the source, waiting whenever the
-    library's buffer is full.
+    A message is passed to the library's protocol and so to the operating system in the call of `send` or `wake`,
+    unless the library's buffer is full.
     """
 
-    def __init__(self, socket: Socket, description: str, limit: int) -> None:
+    def __init__(self, socket: FrameSocket, description: str, limit: int) -> None:
         super().__init__(description)
+        self.reading = True
         self._socket = socket
         self._limit = limit
         self._receiver: Receiver | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        #: The fragments of a message so far; the library bounds their sum.
+        self._fragments = bytearray()
+        self._sending = False
+        #: The continuation in the next turn of the event loop.
+        self._turn: asyncio.Handle | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     def start(self, receiver: Receiver) -> None:
-        """Start to read and to send. `receiver` gets every message."""
+        """Start to read. `receiver` gets every message."""
         self._receiver = receiver
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+        self._socket.attach(self)
+        if self._socket.ended:
+            self.connection_ended(self._socket.protocol.close_exc)
 
-    async def _read(self) -> None:
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+        self._socket.release()
+
+    @property
+    def held(self) -> int:
+        """Frames that have arrived and are not delivered, because the channel does not read."""
+        return len(self._socket.held)
+
+    # --- from the socket -----------------------------------------------------------------------------------------
+
+    def frame_received(self, frame: Frame) -> None:
+        """Deliver the message that the frame is or completes."""
+        data = frame.data
+        if self._fragments or not frame.fin:
+            self._fragments += data
+            if not frame.fin:
+                return
+            data, self._fragments = self._fragments, bytearray()
+        if not self._closing and self._receiver is not None:
+            # Not decoded: the codec takes bytes, and the first byte determines the encoding.
+            self._receiver.message_received(bytes(data))
+
+    def connection_ended(self, closed: ConnectionClosed) -> None:
+        """Report the end to the receiver."""
         assert self._receiver is not None
-        error: Exception | None = None
-        try:
-            while True:
-                # Not decoded: the codec takes bytes, and the first byte determines the encoding.
-                message = await self._socket.recv(decode=False)
-                if self._closing:
-                    continue
-                self._receiver.message_received(message)
-                if not self._may_read.is_set():
-                    await self._may_read.wait()
-        except ConnectionClosedOK:
-            pass
-        except ConnectionClosed as closed:
-            error = self._why(closed)
-        except OSError as broken:
-            error = broken
-        finally:
-            self._tasks[1].cancel()
-            self._receiver.connection_lost(None if self._lost() else error)
+        error = None if isinstance(closed, ConnectionClosedOK) else self._why(closed)
+        self._receiver.connection_lost(None if self._lost() else error)
 
-    async def _write(self) -> None:
-        # The reader gets the same error, with its reason.
-        with contextlib.suppress(ConnectionClosed):
-            await super()._write()
+    # --- sending -------------------------------------------------------------------------------------------------
 
-    async def _transmit(self, data: bytes) -> None:
-        await self._socket.send(data, text=data[:1] == b"{")
+    def _proceed(self) -> None:
+        if not self._sending and self._turn is None and self._ending is None:
+            self._sending = True
+            try:
+                self._send_waiting()
+            finally:
+                self._sending = False
 
-    async def _end(self) -> None:
-        await self._socket.close()
+    def _send_waiting(self) -> None:
+        budget = TURN_BYTES
+        # While the connection closes, nothing can be sent, and its end is reported soon.
+        while self._socket.writable and self._socket.protocol.state is State.OPEN:
+            if self._queue:
+                data = self._next_control()
+                self._transmit(data)
+                self._sent(len(data))
+            elif self._closing:
+                break
+            elif (frame := self._next_frame()) is not None:
+                data = frame
+                self._transmit(data)
+            else:
+                return
+            budget -= len(data)
+            if budget <= 0:
+                self._turn = asyncio.get_running_loop().call_soon(self._next_turn)
+                return
+        if self._closing and (not self._queue or self._socket.protocol.state is not State.OPEN):
+            self._ending = asyncio.create_task(self._socket.close())
+
+    def _next_turn(self) -> None:
+        self._turn = None
+        self._proceed()
+
+    def _transmit(self, data: bytes) -> None:
+        if data[:1] == b"{":
+            self._socket.protocol.send_text(data)
+        else:
+            self._socket.protocol.send_binary(data)
+        self._socket.send_data()
 
     def _why(self, closed: ConnectionClosed) -> HoldfastError:
         received = closed.rcvd
@@ -157,6 +277,7 @@ async def listen(
     require_safe(host, token, no_auth)
 
     async def handle(connection: ServerConnection) -> None:
+        assert isinstance(connection, ServerSocket)
         _set_nodelay(connection)
         channel = WebSocketChannel(connection, _peer_name(connection), max_message_bytes)
         channel.start(accept(channel))
@@ -174,7 +295,7 @@ async def listen(
             process_request=check,
             compression=None,
             max_size=max_message_bytes,
-            max_queue=READ_AHEAD,
+            create_connection=ServerSocket,
             write_limit=WRITE_LIMIT,
             ping_interval=PING_INTERVAL_SECONDS,
             ping_timeout=PING_TIMEOUT_SECONDS,
@@ -240,7 +361,7 @@ async def dial(
             # An HTTP proxy cannot reach the loopback of this machine.
             proxy=None if is_loopback(host) else True,
             max_size=max_message_bytes,
-            max_queue=READ_AHEAD,
+            create_connection=ClientSocket,
             write_limit=WRITE_LIMIT,
             open_timeout=OPEN_TIMEOUT_SECONDS,
             ping_interval=PING_INTERVAL_SECONDS,
@@ -266,6 +387,7 @@ async def dial(
         number = error.errno or 0
         raise ConnectionLost(f"{url}: {os.strerror(number) if number > 0 else error.strerror or error}") from error
     _set_nodelay(connection)
+    assert isinstance(connection, ClientSocket)
     channel = WebSocketChannel(connection, url, max_message_bytes)
     channel.start(receiver)
     return channel

@@ -56,8 +56,10 @@ class Frames:
     def __init__(self, frames: list[bytes | SpoolFrame]) -> None:
         self.frames = iter(frames)
         self.given = 0
+        self.calls = 0
 
     def next_frame(self) -> bytes | SpoolFrame | None:
+        self.calls += 1
         frame = next(self.frames, None)
         self.given += frame is not None
         return frame
@@ -203,6 +205,19 @@ async def test_a_slow_reader_bounds_what_is_taken_from_the_source(pair: Pair) ->
     assert frames.given < 12
     pair.b.resume_reading()
     await pair.right.until_messages(20)
+
+
+async def test_an_empty_source_is_called_again_only_after_a_wake(pair: Pair) -> None:
+    frames = Frames([b"{}"])
+    pair.a.set_source(frames)
+    assert frames.calls == 2
+    pair.a.send(b"{}")
+    await pair.right.until_messages(2)
+    assert frames.calls == 2
+    frames.frames = iter([b"{}"])
+    pair.a.wake()
+    await pair.right.until_messages(3)
+    assert frames.calls == 4
 
 
 async def test_a_spool_that_is_too_short_ends_the_connection(pair: Pair, spool: tuple[int, bytes]) -> None:

@@ -165,6 +165,47 @@ async def test_text_is_json_and_binary_is_the_rest(server: Server) -> None:
         assert await foreign.recv() == b"\x81\x01\x03"
 
 
+async def test_a_fragmented_message_arrives_whole(server: Server) -> None:
+    async with connect(
+        server.listener.address, additional_headers={"Authorization": f"Bearer {TOKEN}"}, proxy=None
+    ) as foreign:
+        await foreign.send([b"", b"\x81", b"\x01", b"", b"\x02"])
+        await foreign.send(b"\x80")
+        end, _ = await server.end()
+        assert await end.messages.get() == b"\x81\x01\x02"
+        assert await end.messages.get() == b"\x80"
+
+
+async def test_a_message_is_sent_in_the_call_of_send(server: Server) -> None:
+    end, client = await dial(server)
+    client.send(b"{}")
+    assert client.queued_bytes == 0
+    client.close()
+    await end.lost
+
+
+async def test_messages_during_a_pause_arrive_after_it_in_order(server: Server) -> None:
+    _, client = await dial(server)
+    end, channel = await server.end()
+    channel.pause_reading()
+    messages = [b"{%d}" % number for number in range(2 * websocket.READ_AHEAD)]
+    for message in messages:
+        client.send(message)
+    while channel.held < websocket.READ_AHEAD:  # noqa: ASYNC110 - no event reports it
+        await asyncio.sleep(0)
+    assert end.messages.empty()
+    channel.resume_reading()
+    assert [await end.messages.get() for _ in messages] == messages
+
+
+async def test_an_end_during_a_pause_is_reported(server: Server) -> None:
+    _, client = await dial(server)
+    end, channel = await server.end()
+    channel.pause_reading()
+    client.close()
+    assert await end.lost is None
+
+
 class Counting:
     """Output without end, until it is stopped."""
 

@@ -188,12 +188,17 @@ class ProcessRecorder(JobRecorder):
         return unstored.data
 
     def output_stored(self, offset: int, end: int) -> None:
-        """Record that the bytes of the last read are in the log between these offsets."""
+        """Record that the bytes of the last read are in the log between these offsets.
+
+        If there are such bytes, the journal adds them next, and `printed` writes both records at once.
+        """
         if self._read_number:
             stored = r.TerminalOutputStored(self.key, self._read_number, offset, end, self.printed_at)
-            self._ledger.write(*self._unwritten, stored)
-            self._unwritten.clear()
+            self._unwritten.append(stored)
             self._read_number = 0
+            if offset == end:
+                self._ledger.write(*self._unwritten)
+                self._unwritten.clear()
 
     def terminal_event(self, event: TimelineEvent) -> None:
         """Record an event of the terminal, together with the output that contains it if there is some."""
@@ -236,7 +241,7 @@ class DurableJournal(Journal):
     def add_output(self, kind: int, length: int) -> None:
         sealed = self._sealed
         super().add_output(kind, length)
-        self._recorder.printed(kind, sealed, self.offset_at(self.last_seq, kind))
+        self._recorder.printed(kind, sealed, self.ends[kind == 1])
 
     def add_event(self, kind: int) -> None:
         if kind == CLOSE:

@@ -19,6 +19,8 @@ from typing import Final, NamedTuple
 #: Bytes that are collected for one write to the log. A terminal returns at most 4 KiB a read.
 GATHER_BYTES: Final = 64 * 1024
 _READ_BYTES: Final = 16 * 1024
+#: A read of less has emptied the terminal, or nearly; mostly it is the echo of one key. A further read, which would
+#: usually fail, is left to the next turn of the event loop.
 _SHORT_READ_BYTES: Final = 1024
 #: Not a byte of UTF-8.
 _FILLING: Final = b"\xff"
@@ -66,8 +68,10 @@ class ReadBuffer:
         limit = min(limit, GATHER_BYTES)
         size = self._used = 0
         while size < limit:
-            # Bytes that arrive after the count are left for the next read.
-            count = min(limit - size, max(1, _waiting(fd)))
+            # Bytes that arrive after the count are left for the next read. The count may be 0 before the kernel has
+            # passed the first bytes on.
+            waiting = _waiting(fd)
+            count = min(limit - size, max(1, waiting))
             _HEADER.pack_into(self._map, 0, self._number, key, offset, size + count)
             start = _HEADER.size + size
             self._used = size + count
@@ -82,9 +86,9 @@ class ReadBuffer:
                 if error.errno != errno.EIO:
                     raise
                 break
-            if not got:
-                break
             size += got
+            if not got or 0 < waiting < _SHORT_READ_BYTES:
+                break
         return self._map[_HEADER.size : _HEADER.size + size], self._number
 
 
@@ -100,7 +104,6 @@ def read_terminal(fd: int, limit: int) -> bytes:
     """Read a terminal into memory; empty at its end, `BlockingIOError` if it has no output for now."""
     piece = _read(fd)
     data = bytearray(piece)
-    # A short read has emptied the terminal; mostly it is the echo of one key.
     while len(piece) >= _SHORT_READ_BYTES and len(data) < min(limit, GATHER_BYTES):
         try:
             piece = _read(fd)

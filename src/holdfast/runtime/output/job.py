@@ -527,20 +527,23 @@ class Job:
         if output.no_room_since is not None and output.log.lost_end < output.log.end:
             output.no_room_since = None
             self._choose_waiting()
+        if output.log.end >= output.log.capacity or self.journal.is_crowded:
+            self._bound(output)
+        self._on_growth()
+        self._notify_readers()
+
+    def _bound(self, output: JobStream) -> None:
+        """Free output beyond the retained size, or stop reading the stream until its readers have taken it."""
         output.log.trim(self._floor(output.kind))
         if self._is_full(output):
             self._pause(output)
-        self._on_growth()
-        self._notify_readers()
 
     def _note_output(self, kind: int, log: OutputLog, amount: int) -> None:
         """Add the last `amount` bytes of the log to the journal."""
         if amount > 0:
-            journal = self.journal
-            last = journal.last_seq
             if self._times is None:
                 self._times = OutputTimes()
-            self._times.add(time.time(), journal.offset_at(last, 0), journal.offset_at(last, 1))
+            self._times.add(time.time(), *self.journal.ends)
         start, head_end = log.end - amount, log.head_end
         if start <= head_end < log.end:
             # No chunk extends from the head into the lost range: a reader that resumes has whole chunks.

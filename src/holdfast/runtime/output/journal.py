@@ -87,6 +87,11 @@ class Journal:
     def last_seq(self) -> int:
         return self._tail_seq + len(self._kinds) - 1
 
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The ends of both streams after the last entry; of a terminal, the first."""
+        return self._ends[-2], self._ends[-1]
+
     def add_output(self, kind: int, length: int) -> None:
         """Add `length` bytes of output of one stream."""
         kinds, ends, slot = self._kinds, self._ends, _slot(kind)

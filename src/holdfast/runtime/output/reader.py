@@ -49,6 +49,11 @@ class Reader:
         return self.process.closed and self.seq >= self.process.journal.last_seq
 
     @property
+    def has_next(self) -> bool:
+        """Whether an entry follows, perhaps one without readable bytes."""
+        return self.seq < self.process.journal.last_seq
+
+    @property
     def next_is_event(self) -> bool:
         """Whether the next entry is the exit or the close."""
         return self.process.journal.is_event(self.seq + 1)

@@ -13,7 +13,7 @@ from typing import Final, cast
 from holdfast.errors import ConnectionLost
 from holdfast.sandboxes.kubernetes.exec_socket import CLOSE_SECONDS, CUT, STDOUT, Ended, ExecSocket
 from holdfast.transport.channel import Receiver
-from holdfast.transport.queued import QueuedChannel
+from holdfast.transport.queued import TaskChannel
 from holdfast.transport.stdio import STDERR_SHOWN_BYTES, STDERR_TAIL_BYTES, without_queries
 from holdfast.types import MAX_MESSAGE_BYTES
 from holdfast.wire.framing import FrameReader, Oversized, frame_length, frame_line
@@ -22,7 +22,7 @@ from holdfast.wire.framing import FrameReader, Oversized, frame_length, frame_li
 JOINED_BYTES: Final = 64 * 1024
 
 
-class ExecChannel(QueuedChannel):
+class ExecChannel(TaskChannel):
     """`Channel` on an exec. The receiver gets large messages as views that are valid until it returns."""
 
     def __init__(
