@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -121,6 +122,27 @@ async def test_a_stream_that_is_adopted_again_has_offsets_of_its_new_owner(make:
         await until(shell, 1, number + 1)
     assert kept == [(OutputChunk("stderr", 0, b"error %d" % number, 1),) for number in range(3)]
     assert shell.snapshot().stderr == b"!!!"
+
+
+async def test_only_a_pipe_that_was_full_grows_and_it_shrinks_with_the_end_of_its_command(
+    make: Make, pipe: Pipe
+) -> None:
+    """All pipes of a user share one limit of the kernel; over it, new pipes have two pages."""
+    other = Pipe()
+    command, shell = make("command"), make("shell")
+    command.heir = shell
+    command.watch(0, pipe.read)
+    command.watch(1, other.read)
+    usual = fcntl.fcntl(pipe.read, fcntl.F_GETPIPE_SZ)
+    pipe.print(bytes(usual))
+    other.print(b"little")
+    await until(command, 0, usual)
+    await until(command, 1, 6)
+    assert fcntl.fcntl(pipe.read, fcntl.F_GETPIPE_SZ) > usual
+    assert fcntl.fcntl(other.read, fcntl.F_GETPIPE_SZ) == usual
+    command.end(ExitStatus(0))
+    assert fcntl.fcntl(pipe.read, fcntl.F_GETPIPE_SZ) == usual
+    other.close()
 
 
 async def test_the_end_of_a_stream_is_told_to_who_has_it(make: Make, pipe: Pipe) -> None:

@@ -6,6 +6,7 @@ number of bytes.
 
 from __future__ import annotations
 
+import io
 import re
 from collections import deque
 from typing import Final
@@ -18,8 +19,6 @@ MIB: Final = 1024 * 1024
 SEARCH_WINDOW_BYTES: Final = 64 * 1024
 #: The latest output in an error message, and the part of each stream in the `repr` of a result.
 SHOWN_TAIL_BYTES: Final = 2_000
-#: Pieces that a buffer holds apart. An object of its own for each byte of output would take forty times its size.
-MAX_PIECES: Final = 1_024
 
 
 def unfinished_character(data: bytes | bytearray) -> int:
@@ -60,34 +59,32 @@ class TailBuffer:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        #: The first pieces as they arrived, while they are few and nothing is dropped: joined once, at the end.
-        self._pieces: list[bytes] = []
-        self._pieces_size = 0
-        #: All bytes, once there are too many pieces.
-        self._data = bytearray()
+        #: All bytes, while none is dropped. BytesIO grows in place and returns its own memory as bytes, so that a
+        #: large result is in memory once.
+        self._all = io.BytesIO()
+        #: The latest bytes, after some were dropped or cut; `_all` is empty then.
+        self._latest = bytearray()
         #: The number of bytes before the held ones.
         self.dropped = 0
 
     def __len__(self) -> int:
-        return self._pieces_size + len(self._data)
+        return self._all.tell() + len(self._latest)
 
     def append(self, data: bytes) -> None:
-        fits = self._pieces_size + len(data) <= self._limit
-        if fits and not self._data and len(self._pieces) < MAX_PIECES:
-            self._pieces.append(data)
-            self._pieces_size += len(data)
+        if not self._latest and self._all.tell() + len(data) <= self._limit:
+            self._all.write(data)
             return
-        self._join()
-        self._data += data
-        excess = len(self._data) - self._limit
+        self._make_cuttable()
+        self._latest += data
+        excess = len(self._latest) - self._limit
         if excess > 0:
-            del self._data[:excess]
+            del self._latest[:excess]
             self.dropped += excess
 
-    def _join(self) -> None:
-        if self._pieces:
-            self._data = bytearray().join(self._pieces)
-            self._pieces, self._pieces_size = [], 0
+    def _make_cuttable(self) -> None:
+        if self._all.tell():
+            self._latest = bytearray(self._all.getbuffer())
+            self._all = io.BytesIO()
 
     def skip(self, length: int) -> None:
         """Count bytes of the stream that were lost."""
@@ -96,16 +93,16 @@ class TailBuffer:
     def clear(self) -> None:
         """Drop the held bytes."""
         self.dropped += len(self)
-        self._pieces, self._pieces_size = [], 0
-        self._data.clear()
+        self._all = io.BytesIO()
+        self._latest.clear()
 
     def cut_unfinished(self) -> bytes:
         """Remove and return an incomplete character at the end."""
-        self._join()
-        return _cut(self._data, unfinished_character(self._data))
+        self._make_cuttable()
+        return _cut(self._latest, unfinished_character(self._latest))
 
     def value(self) -> bytes:
-        return b"".join(self._pieces) if self._pieces else bytes(self._data)
+        return self._all.getvalue() or bytes(self._latest)
 
 
 class StreamTails:

@@ -10,6 +10,7 @@ import asyncio
 import builtins
 import contextlib
 import inspect
+import io
 import signal as signals
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
@@ -43,7 +44,6 @@ from holdfast.types import (
     ProcessInfo,
     ReadResult,
     Snapshot,
-    Stream,
     TerminalSize,
 )
 
@@ -208,15 +208,13 @@ class Process:
         Output of child processes after the end of the process is not awaited.
         """
         feeding = asyncio.create_task(self._feed(b"" if input is None else input))
-        parts: dict[Stream, list[bytes]] = {"stdout": [], "stderr": [], "pty": []}
-        size = 0
+        stdout, stderr = io.BytesIO(), io.BytesIO()
         stream = self.events()
         try:
             async for event in stream:
                 if isinstance(event, OutputChunk):
-                    parts[event.stream].append(event.data)
-                    size += len(event.data)
-                    if size > max_bytes:
+                    (stderr if event.stream == "stderr" else stdout).write(event.data)
+                    if stdout.tell() + stderr.tell() > max_bytes:
                         raise LimitReached(
                             f"process {self.id!r} printed more than max_bytes={max_bytes}; read it with output()"
                         )
@@ -234,7 +232,7 @@ class Process:
             await stream.aclose()
         if not feeding.cancelled():
             feeding.result()
-        return b"".join(parts["stdout"]) + b"".join(parts["pty"]), b"".join(parts["stderr"])
+        return stdout.getvalue(), stderr.getvalue()
 
     async def _feed(self, input: bytes | str) -> None:
         # A process may end, or close its stdin, before it has read everything.

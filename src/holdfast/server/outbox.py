@@ -32,8 +32,8 @@ from holdfast.wire.messages import (
 FRAME_BYTES: Final = 1024 * 1024
 #: As JSON, with base64, a frame passes through Python on both sides: smaller frames keep the latency of others low.
 JSON_FRAME_BYTES: Final = 256 * 1024
-#: Below this, reading the bytes and sending them with their header is cheaper than sendfile.
-SENDFILE_BYTES: Final = 32 * 1024
+#: Below this, reading the bytes and sending them with their header is cheaper than sending a range of the file.
+SPOOL_FRAME_BYTES: Final = 32 * 1024
 
 
 #: A subscription of one client: its name, or the process of a plain push.
@@ -203,7 +203,7 @@ class Outbox:
         if record.kind >= EXIT:
             return self._event(subscription, record)
         log = process.logs[record.kind]
-        by_descriptor = record.length >= SENDFILE_BYTES and self._channel.takes_spool_frames and log.lends_pages
+        by_range = record.length >= SPOOL_FRAME_BYTES and self._channel.takes_spool_frames
         notification = self._codec.notification(
             PROCESS_OUTPUT.name,
             OutputParams(
@@ -213,18 +213,17 @@ class Outbox:
                 offset=record.offset,
                 subscription=subscription.name,
                 first_seq=record.first_seq if record.first_seq != record.seq else None,
-                chunk=b"" if by_descriptor else log.read(record.offset, record.length),
+                chunk=b"" if by_range else log.read(record.offset, record.length),
             ),
         )
-        if not by_descriptor:
+        if not by_range:
             subscription.sent(record)
             return notification
         self._in_flight = (subscription, record)
         log.leases.add(self)
         self._leased = log
-        return SpoolFrame(
-            self._codec.output_header(notification, record.length), log.fd, record.offset, record.length
-        )
+        header = self._codec.output_header(notification, record.length)
+        return SpoolFrame(header, log.fd, record.offset, record.length, log.lends_pages)
 
     def _event(self, subscription: OutputSubscription, record: JournalEntry) -> bytes:
         status = subscription.reader.process.status

@@ -14,12 +14,18 @@ from holdfast.wire.framing import Oversized
 
 
 class SpoolFrame(NamedTuple):
-    """A message with its last `length` bytes in a file, which the channel sends with sendfile."""
+    """A message with its last `length` bytes in a file.
+
+    sendfile puts the file's own pages into the connection. On a file system with large folios (seen on ext4) a hole
+    that is punched later shows as zeros in bytes that the peer has not read; there `lends_pages` is False, and the
+    channel sends copies.
+    """
 
     header: bytes
     fd: int
     offset: int
     length: int
+    lends_pages: bool = True
 
 
 class Receiver(Protocol):

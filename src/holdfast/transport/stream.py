@@ -44,9 +44,6 @@ class StreamChannel:
 
     With `lend`, the receiver gets large messages as memoryviews that are valid until it returns (see
     `FrameReader.wrote`); otherwise as bytes, which costs a copy.
-
-    sendfile puts the file's own pages into the socket. On a file system with large folios (seen on ext4) a hole
-    that is punched later shows as zeros in bytes that the peer has not read; `sendfile=False` sends copies instead.
     """
 
     def __init__(
@@ -58,7 +55,6 @@ class StreamChannel:
         description: str,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         lend: bool = False,
-        sendfile: bool = True,
         passes_descriptors: bool = False,
     ) -> None:
         self.description = description
@@ -85,7 +81,8 @@ class StreamChannel:
         self._source_is_empty = False
         self._pumping = False
         self._armed = False
-        self._sendfile = sendfile
+        #: Whether the kernel supports sendfile to this descriptor, as far as known.
+        self._sendfile = True
         self._closed = False
         self._lost = False
         self._write_error: Exception | None = None
@@ -328,7 +325,7 @@ class StreamChannel:
         return written
 
     def _write_spool(self, frame: SpoolFrame) -> int:
-        if self._sendfile:
+        if self._sendfile and frame.lends_pages:
             try:
                 sent = os.sendfile(self._write_fd, frame.fd, frame.offset, frame.length)
             except OSError as error:
@@ -341,7 +338,7 @@ class StreamChannel:
         else:
             sent = os.write(self._write_fd, self._read_spool(frame, min(frame.length, COPY_SIZE)))
         left = frame.length - sent
-        self._spool = SpoolFrame(b"", frame.fd, frame.offset + sent, left) if left else None
+        self._spool = frame._replace(header=b"", offset=frame.offset + sent, length=left) if left else None
         return sent
 
     def _read_spool(self, frame: SpoolFrame, count: int) -> bytes:
@@ -425,7 +422,6 @@ def from_socket(
     description: str,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     lend: bool = False,
-    sendfile: bool = True,
 ) -> StreamChannel:
     """A channel on a connected socket, which the channel then owns."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -439,6 +435,5 @@ def from_socket(
         description=description,
         max_message_bytes=max_message_bytes,
         lend=lend,
-        sendfile=sendfile,
         passes_descriptors=is_unix,
     )

@@ -165,7 +165,7 @@ class Codec:
         """The start of a MessagePack notification that ends with a `chunk` of `length` bytes, without those bytes.
 
         `notification` was encoded with an empty chunk and so ends in the two bytes of an empty `bin`; they are
-        replaced by a `bin 32` header. The caller then sends the bytes from the spool (sendfile).
+        replaced by a `bin 32` header. The caller then sends the bytes from the spool's file.
         """
         if not notification.endswith(b"\xc4\x00"):
             raise ValueError("the chunk is not the last member")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
+import tracemalloc
 
 import pytest
 from hypothesis import given, strategies as st
 
 from holdfast.client.collect import (
-    MAX_PIECES,
     SEARCH_WINDOW_BYTES,
     HeadTailBuffer,
     OutputMatch,
@@ -35,13 +35,47 @@ def test_tail_buffer_keeps_the_latest_bytes_and_counts_the_rest(parts: list[byte
 
 
 def test_many_small_pieces_are_one_buffer() -> None:
-    buffer = TailBuffer(10 * MAX_PIECES)
-    for number in range(3 * MAX_PIECES):
-        buffer.append(b"%d" % (number % 10))
-    assert len(buffer) == 3 * MAX_PIECES
-    assert buffer.value() == (b"0123456789" * MAX_PIECES)[: 3 * MAX_PIECES]
-    assert buffer._pieces == []
-    assert buffer.dropped == 0
+    """An object of its own for each byte of output would take forty times its size."""
+    buffer = TailBuffer(100_000)
+    tracemalloc.start()
+    try:
+        for number in range(30_000):
+            buffer.append(b"%02d" % (number % 100))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (len(buffer), buffer.dropped) == (60_000, 0)
+    assert held < 100_000
+
+
+def test_a_large_result_is_in_memory_once() -> None:
+    buffer = TailBuffer(100_000_000)
+    tracemalloc.start()
+    try:
+        for _ in range(64):
+            buffer.append(bytes(100_000))
+        value = buffer.value()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert value == bytes(6_400_000)
+    assert peak < 1.5 * len(value)
+
+
+@given(pieces, st.text(alphabet="aéあ😀", max_size=5), st.integers(min_value=1, max_value=40))
+def test_a_cut_buffer_goes_on(parts: list[bytes], text: str, limit: int) -> None:
+    buffer = TailBuffer(limit)
+    end = text.encode()[:-1]
+    buffer.append(end)
+    whole = end[-limit:]
+    cut = buffer.cut_unfinished()
+    assert buffer.value() + cut == whole
+    whole = buffer.value()
+    for part in parts:
+        buffer.append(part)
+        whole += part
+    assert buffer.value() == whole[-limit:]
+    assert buffer.dropped == max(0, len(end) - limit) + max(0, len(whole) - limit)
 
 
 @given(pieces, st.integers(min_value=2, max_value=40))

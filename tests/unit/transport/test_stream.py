@@ -109,7 +109,9 @@ async def test_lines_then_lengths(pair: Pair) -> None:
     assert pair.right.messages == [b'{"a":1}', b"\x81\x01\x0a"]
 
 
-async def test_copies_instead_of_sendfile(spool: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_copies_of_a_file_that_does_not_lend_its_pages(
+    spool: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def forbidden(*args: object) -> int:
         raise AssertionError("sendfile was used")
 
@@ -117,11 +119,11 @@ async def test_copies_instead_of_sendfile(spool: tuple[int, bytes], monkeypatch:
     fd, data = spool
     one, two = socket.socketpair()
     left, right = Recorder(), Recorder()
-    a = from_socket(one, left, description="a", max_message_bytes=LIMIT, sendfile=False)
+    a = from_socket(one, left, description="a", max_message_bytes=LIMIT)
     b = from_socket(two, right, description="b", max_message_bytes=LIMIT)
     a.use_lengths()
     b.use_lengths()
-    a.set_source(Frames([SpoolFrame(b"head", fd, 0, len(data))]))
+    a.set_source(Frames([SpoolFrame(b"head", fd, 0, len(data), lends_pages=False)]))
     await right.until_messages(1)
     assert right.messages == [b"head" + data]
     a.close()

@@ -6,6 +6,7 @@ Touches local files only where the caller passes one.
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import secrets
 from collections import deque
@@ -70,16 +71,16 @@ class SandboxFiles:
         `download` it.
         """
         name, user = self._defaults.path(path), self._defaults.user(user)
-        content = bytearray()
+        content = io.BytesIO()
         if size is not None and size > max_bytes:
             raise _too_large(name, size, max_bytes)
         async with aclosing(file_pieces(self._api.files, name, offset, size, user)) as pieces:
             async for piece in pieces:
-                content += piece.data
+                content.write(piece.data)
                 whole = 0 if size is not None else piece.size - offset
-                if max(whole, len(content)) > max_bytes:
-                    raise _too_large(name, max(whole, len(content)), max_bytes)
-        return bytes(content)
+                if max(whole, content.tell()) > max_bytes:
+                    raise _too_large(name, max(whole, content.tell()), max_bytes)
+        return content.getvalue()
 
     async def read_text(self, path: Path, *, encoding: str = "utf-8", user: str | None = None) -> str:
         """The content of a file as text; `UnicodeDecodeError` if it cannot be decoded."""

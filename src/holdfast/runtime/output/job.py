@@ -85,7 +85,7 @@ class JobHistory(NamedTuple):
 class JobStream:
     """One open stream, and the job that owns it now."""
 
-    __slots__ = ("fd", "held_since", "kind", "log", "no_room_since", "owed", "owner", "paused")
+    __slots__ = ("fd", "grown", "held_since", "kind", "log", "no_room_since", "owed", "owner", "paused")
 
     def __init__(self, kind: int, fd: int, owner: Job) -> None:
         self.kind = kind
@@ -93,6 +93,7 @@ class JobStream:
         self.owner = owner
         self.log = owner.logs[kind]
         self.paused = False
+        self.grown = False
         #: By the loop's clock: the time of the pause, if no byte has moved since.
         self.held_since: float | None = None
         #: By the loop's clock: the time when the disk was full, if no byte was stored since.
@@ -102,6 +103,20 @@ class JobStream:
 
     def ready(self) -> None:
         self.owner.output_ready(self)
+
+    def grow_pipe(self) -> None:
+        """Enlarge the pipe, because its job filled it."""
+        self.grown = True
+        # Over the user's limit of pipe memory the small pipe works too; a terminal has no such size.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, _GROWN_PIPE_BYTES)
+
+    def shrink_pipe(self) -> None:
+        """Give the added room back: all pipes of a user share a limit, over which new ones have two pages."""
+        if self.grown:
+            self.grown = False
+            with contextlib.suppress(OSError):  # it holds more than fits
+                fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 class Job:
@@ -114,7 +129,6 @@ class Job:
         "_exit",
         "_following",
         "_full_disk_seconds",
-        "_grown",
         "_loop",
         "_on_growth",
         "_outputs",
@@ -178,7 +192,6 @@ class Job:
         #: Returns the exit status of a job that has ended, before the exit event.
         self._ending: Callable[[], ExitStatus] | None = None
         self._on_growth = on_growth
-        self._grown = False
         self._overflow: Overflow = overflow
         self._detached_seconds = config.detached_session_seconds
         self._abandoned: asyncio.TimerHandle | None = None
@@ -484,6 +497,7 @@ class Job:
                 output.owner, output.log = self, self.logs[output.kind]
                 output.owed = 0
                 output.held_since = output.no_room_since = None
+                output.shrink_pipe()
                 self._outputs.append(output)
                 if output.paused:
                     output.paused = False
@@ -521,8 +535,8 @@ class Job:
         output.owed = max(0, output.owed - amount)
         self.printed_at = self._loop.time()
         self._note_output(output.kind, output.log, amount)
-        if amount >= _PIPE_BYTES and not self._grown:
-            self._grow_pipes()
+        if amount >= _PIPE_BYTES and not output.grown:
+            output.grow_pipe()
         output.held_since = None
         if output.no_room_since is not None and output.log.lost_end < output.log.end:
             output.no_room_since = None
@@ -700,14 +714,6 @@ class Job:
                 self._poller.unwatch(fd)
         finally:
             os.close(fd)
-
-    def _grow_pipes(self) -> None:
-        self._grown = True
-        for output in self._outputs:
-            try:
-                fcntl.fcntl(output.fd, fcntl.F_SETPIPE_SZ, _GROWN_PIPE_BYTES)
-            except OSError:
-                return  # over the user's limit of pipe memory: the small pipe works too
 
     def _floor(self, kind: int) -> int | None:
         """The first byte of a stream that must be retained for readers; None if no reader needs any."""

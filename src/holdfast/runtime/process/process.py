@@ -133,7 +133,6 @@ class ManagedProcess(Job):
         self._denied: bool | None = None
         self._held_side = -1
         self._terminal = outputs.get(2, -1)
-        self._grown = spec.tty  # a terminal has no size to grow
         self._signals: tuple[str, ...] = ()
         self._on_exit = on_exit
         self._on_close = on_close
