@@ -149,15 +149,19 @@ async def test_a_command_that_is_killed_while_it_reads_is_run_again(
         assert bundle.name in [tree.name for tree in installed(tmp_path)]
 
 
-async def test_without_head_a_command_of_its_own_installs(tmp_path: Path, bundle: Bundle) -> None:
+@pytest.mark.parametrize(("missing", "commands"), [("head", 3), ("dd", 1)])
+async def test_without_a_program_the_server_is_installed_otherwise(
+    tmp_path: Path, bundle: Bundle, missing: str, commands: int
+) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
-    for name in ("cat", "chmod", "dd", "env", "gzip", "mkdir", "mv", "rm", "sh", "tar", "uname"):
-        (programs / name).symlink_to(shutil.which(name) or "")
+    for name in ("cat", "chmod", "dd", "env", "gzip", "head", "mkdir", "mv", "rm", "sh", "tar", "uname"):
+        if name != missing:
+            (programs / name).symlink_to(shutil.which(name) or "")
     target = Here(tmp_path, path=str(programs))
     async with connected(target) as box:
         assert (await box.exec(["sh", "-c", ":"])).returncode == 0
-        assert len(target.scripts) == 3
+        assert len(target.scripts) == commands
         assert [tree.name for tree in installed(tmp_path)] == [bundle.name]
 
 

@@ -138,10 +138,10 @@ fetch() { tar -x $z -o -f - -C "$t"; }
 )
 
 #: Find the tree, or request it from the client and unpack it, and become the verb either way: one command of the
-#: engine in place of three. `head` reads the tar and not more, since GNU tar reads a pipe to its end and the same
-#: pipe carries the messages of the verb; its output is read to the end in every case, so that no part of the tar
-#: is left in the pipe. A subshell, because the verb must get neither the umask nor the variables nor the
-#: descriptors of the installation. A script that fails leaves the reasons to `_UNPACK`.
+#: engine in place of three. Exactly the tar is read, since GNU tar reads a pipe to its end and the pipe has the
+#: messages of the verb next; all of it is read in every case, so that no part stays in the pipe. `dd` reads most,
+#: because `head` of busybox reads single bytes. A subshell, because the verb must get neither the umask nor the
+#: variables nor the descriptors of the installation. A script that fails leaves the reasons to `_UNPACK`.
 _BOOT_OR_UNPACK: Final = (
     _FIND
     + f"""
@@ -150,11 +150,17 @@ for p in {" ".join(_NEEDED)} head cat; do command -v $p > /dev/null 2>&1 || exit
   exec 3>&1; skip=
   verdict() {{ [ "$1" = installed ]; exit; }}
   tried() {{ :; }}
+  exactly() {{
+    b=0
+    dd if=/dev/null iflag=fullblock 2> /dev/null && b=$(($1 / 65536))
+    [ $b = 0 ] || dd bs=65536 count=$b iflag=fullblock 2> /dev/null
+    [ $(($1 - b * 65536)) = 0 ] || head -c $(($1 - b * 65536))
+  }}
   fetch() {{
     echo "{QUESTION.decode()}$h" >&3
     read -r z size || return 1
     [ "$z" = gzip ] && z=-z || z=
-    head -c "$size" | {{ tar -x $z -o -f - -C "$t"; c=$?; cat > /dev/null; [ $c = 0 ]; }}
+    exactly "$size" | {{ tar -x $z -o -f - -C "$t"; c=$?; cat > /dev/null; [ $c = 0 ]; }}
   }}
 """
     + _PLACE
