@@ -13,13 +13,21 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 from holdfast.errors import ConnectionLost, HandshakeFailed, HoldfastError, InvalidParams, SandboxError, SandboxGone
 from holdfast.sandboxes.host_command import Outcome, run_host_command
-from holdfast.sandboxes.install.installation import FOUND, MISSING, RETRY_SECONDS, BundleChoice, Installation
+from holdfast.sandboxes.install.installation import (
+    FOUND,
+    INSTALL_SECONDS,
+    MISSING,
+    QUESTION,
+    RETRY_SECONDS,
+    BundleChoice,
+    Installation,
+)
 from holdfast.transport import stdio
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.transport.stdio import without_queries
@@ -76,6 +84,11 @@ class CommandTarget(SandboxTarget):
         """Whether the sandbox is on this machine, so that its server is sent without compression."""
         return False
 
+    @property
+    def installs_in_channel(self) -> bool:
+        """Whether the boot command may install a missing server itself, so that one command is enough."""
+        return True
+
     @abc.abstractmethod
     def command(self, argv: Sequence[str]) -> list[str]:
         """Return the command of the host that runs `argv` inside, with its own stdin, stdout and stderr."""
@@ -110,13 +123,13 @@ class CommandTarget(SandboxTarget):
     # --- the channel -----------------------------------------------------------------------------------------
 
     async def dial(self, receiver: Receiver) -> Channel:
-        """Run the boot command, which becomes the channel; if it finds no server, install one and run it again.
+        """Run the boot command, which becomes the channel; if no server is installed then, install it and repeat.
 
-        The boot command changes nothing inside, so one that was cut off before its report is run again.
+        The boot command leaves a whole server inside or none; one that was cut off before its report is run again.
         """
         for wait in (*RETRY_SECONDS, None):
             try:
-                return await self._run_boot(receiver)
+                return await self._run_boot(receiver, requests=self.installs_in_channel)
             except ConnectionLost as ended:
                 code, text = int(ended.details.get("exit_code", 0)), str(ended.details.get("words", ""))
                 if code == MISSING or self.lacks_program(code, text):
@@ -128,18 +141,36 @@ class CommandTarget(SandboxTarget):
         await self.installation.install(self, text)
         return await self._run_boot(receiver)
 
-    async def _run_boot(self, receiver: Receiver) -> Channel:
-        argv = await self.installation.command(self, "connect")
+    async def _run_boot(self, receiver: Receiver, *, requests: bool = False) -> Channel:
+        argv = await self.installation.command(self, "connect", requests=requests)
         # Executed without a shell, the server prints no report: its reply to the handshake shows that it is there.
         report = FOUND if self.installation.has_shell else None
+        seconds = self.handshake_seconds
         try:
-            async with asyncio.timeout(self.handshake_seconds):
-                return await self.start_channel(argv, receiver, report)
-        except TimeoutError:
-            raise HandshakeFailed(f"{self.address}: no answer in {self.handshake_seconds:g} s") from None
+            async with asyncio.timeout(seconds) as limit:
 
-    async def start_channel(self, argv: Sequence[str], receiver: Receiver, report: bytes | None) -> Channel:
-        """Run a command inside with its stdin and stdout as a channel, once it printed `report` if that is set."""
+                async def reply(question: bytes) -> AsyncIterator[bytes]:
+                    nonlocal seconds
+                    seconds = INSTALL_SECONDS
+                    limit.reschedule(asyncio.get_running_loop().time() + seconds)
+                    async for piece in self.installation.reply(self, question):
+                        yield piece
+
+                return await self.start_channel(argv, receiver, report, reply if requests else None)
+        except TimeoutError:
+            raise HandshakeFailed(f"{self.address}: no answer in {seconds:g} s") from None
+
+    async def start_channel(
+        self,
+        argv: Sequence[str],
+        receiver: Receiver,
+        report: bytes | None,
+        reply: Callable[[bytes], AsyncIterator[bytes]] | None = None,
+    ) -> Channel:
+        """Run a command inside with its stdin and stdout as a channel, once it printed `report` if that is set.
+
+        `reply` gives the input for a `QUESTION` before that.
+        """
         return await stdio.dial(
             self.command(argv),
             receiver,
@@ -148,6 +179,8 @@ class CommandTarget(SandboxTarget):
             name=self.address,
             explain=self.channel_ended,
             report=report,
+            question=QUESTION,
+            reply=reply,
         )
 
     def channel_ended(self, error: ConnectionLost) -> HoldfastError:

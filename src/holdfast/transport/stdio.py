@@ -16,10 +16,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Final
 
-from holdfast.errors import CommandNotFound, ConnectionLost, InvalidParams
+from holdfast.errors import CommandNotFound, ConnectionLost, HoldfastError, InvalidParams
 from holdfast.transport.channel import Receiver
 from holdfast.transport.stream import StreamChannel
 from holdfast.types import MAX_MESSAGE_BYTES
@@ -51,14 +51,18 @@ class _Command:
         grace: float,
         explain: Callable[[ConnectionLost], Exception] | None,
         report: bytes | None,
+        question: bytes | None,
     ) -> None:
         self._explain = explain
         self._report = report
+        self._question = question
         self._loop = asyncio.get_running_loop()
         #: Set when the report has come; an error if the command ended before it.
         self.reported: asyncio.Future[None] = self._loop.create_future()
         if report is None:
             self.reported.set_result(None)
+        #: The first line before the report that begins with `question`.
+        self.asked: asyncio.Future[bytes] = self._loop.create_future()
         self._process = process
         self._receiver = receiver
         self._name = name
@@ -85,6 +89,9 @@ class _Command:
         if not self._receiving and not isinstance(message, Oversized):
             if not self.reported.done() and bytes(message) == self._report:
                 self.reported.set_result(None)
+                return
+            if self._question is not None and not self.asked.done() and bytes(message).startswith(self._question):
+                self.asked.set_result(bytes(message))
                 return
             if not self.reported.done() or bytes(message[:64]).lstrip()[:1] != b"{":
                 self._keep(bytes(message) + b"\n")
@@ -219,13 +226,16 @@ async def dial(
     name: str | None = None,
     explain: Callable[[ConnectionLost], Exception] | None = None,
     report: bytes | None = None,
+    question: bytes | None = None,
+    reply: Callable[[bytes], AsyncIterator[bytes]] | None = None,
 ) -> CommandChannel:
     """Run `argv` and use its stdin and stdout as a channel. `env` is its whole environment; None: this process's.
 
     The error of a lost connection has the end of the command's stderr and `name` (default: the whole command);
     `explain` may replace it. With a `report`, which needs `explain`, the function returns once the command printed
-    that line, and raises the error of `explain` if the command exits first. The command gets its own session, so
-    that a Ctrl-C at the terminal does not end it.
+    that line, and raises the error of `explain` if the command exits first. A command that prints a line with the
+    prefix `question` before its report gets the bytes of `reply` for this line as its input. The command gets its
+    own session, so that a Ctrl-C at the terminal does not end it.
     """
     if not argv:
         raise InvalidParams("a command address needs at least the command's name")
@@ -243,14 +253,34 @@ async def dial(
         )
     except OSError as error:
         raise CommandNotFound(f"{argv[0]}: {error.strerror}") from error
-    command = _Command(process, receiver, name, grace, explain, report)
+    command = _Command(process, receiver, name, grace, explain, report, question)
     channel = CommandChannel(process, command, name, max_message_bytes, lend)
     try:
+        if reply is not None:
+            either: set[asyncio.Future[Any]] = {command.reported, command.asked}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if command.asked.done():
+                await _send_reply(channel, command, reply(command.asked.result()))
         await command.reported
     except BaseException:
+        command.reported.cancel()
         channel.close()
         raise
     return channel
+
+
+async def _send_reply(channel: CommandChannel, command: _Command, pieces: AsyncIterator[bytes]) -> None:
+    try:
+        async for piece in pieces:
+            await channel.send_raw(piece)
+    except ConnectionLost:
+        return  # the command exits before it has read all: its exit has the reason
+    except HoldfastError:
+        # The command sees the end of its input, and removes what it has prepared.
+        channel.close()
+        await asyncio.wait([command.reported])
+        command.reported.exception()
+        raise
 
 
 def without_queries(text: str) -> str:

@@ -166,6 +166,15 @@ class StreamChannel:
             self._drained.append(waiter)
             await waiter
 
+    async def send_raw(self, data: bytes) -> None:
+        """Send bytes that are no message, and wait until all of them are written."""
+        if not self._closed and self._write_error is None:
+            self._queue.append(data)
+            self._queued_bytes += len(data)
+            if not self._armed:
+                self._pump()
+        await self.drain()
+
     def close(self) -> None:
         if self._closed:
             return

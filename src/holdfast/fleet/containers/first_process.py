@@ -3,7 +3,7 @@
 With the argument `until-killed` it stays until SIGKILL: the kubelet sends SIGTERM when the grace period of a pod
 begins, and the sandbox is used until that period ends.
 
-The server is a fork that loads its modules once. Started by the `connect` of a client instead, it would need four
+The server is a fork that loads its modules once. Started by the `connect` of a client instead, it would need three
 starts of Python one after the other. Runs in containers: standard library and `msgspec` only.
 """
 

@@ -1,7 +1,8 @@
 """The keeper: the server's parent, which holds descriptors, listening sockets and children that survive the server.
 
-Run as `python -I -S keeper.py READY_FD ORPHANED_JOBS COMMAND...`; standard library only, one loop, nearly idle. It
-starts COMMAND, the server, and restarts it when it dies. As child subreaper it inherits every process of a dead
+Run as `python -I -S keeper.py READY_FD ORPHANED_JOBS [running=PID:FD] COMMAND...`; standard library only, one loop,
+nearly idle. It starts COMMAND, the server, and restarts it when it dies. The first server may run already, as its
+child PID; FD is then the keeper's end of their socket. As child subreaper it inherits every process of a dead
 server, with the exit status of ended ones. On request it waits without a server until a `serve`, of any version,
 passes the command for the next one.
 
@@ -66,6 +67,8 @@ PACKET_DESCRIPTORS = 16
 #: The version of the protocol above.
 PROTOCOL = 1
 PR_SET_CHILD_SUBREAPER = 36
+#: The prefix of the argument with the pid and the socket of a server that runs already.
+RUNNING = "running="
 #: A flag in /proc/PID/stat: the process is in exit(2).
 PF_EXITING = 4
 #: Signals that packets wait in the socket.
@@ -160,6 +163,15 @@ class Keeper:
 
     # --- the server ------------------------------------------------------------------------------------------
 
+    def adopt(self, server: int, link: int) -> None:
+        """Watch a server that is a child of this process already. Its signals are pending until now."""
+        self._start_due = None
+        connection = socket.socket(fileno=link)
+        connection.set_inheritable(False)
+        connection.setblocking(False)
+        self._watch(server, connection)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*STOPPING, BELL))
+
     def _start(self) -> None:
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -182,6 +194,10 @@ class Keeper:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._limits[1], self._limits[1]))
             theirs.close()
+        self._watch(server, ours)
+
+    def _watch(self, server: int, ours: socket.socket) -> None:
+        """Watch a server that was started, with this end of its socket."""
         try:
             # Under the keeper's own limit: under the server's, the held descriptors may leave no number free.
             self._pidfd = os.pidfd_open(server)
@@ -634,10 +650,15 @@ def _log(text: str) -> None:
 def main(arguments: list[str], kind: type[Keeper] = Keeper) -> int:
     """Run the keeper of the server that the arguments name."""
     ready, orphaned_jobs, *command = arguments
+    running = command.pop(0).removeprefix(RUNNING) if command[0].startswith(RUNNING) else ""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         _log("the kernel has no child subreaper: processes will not survive their server")
     ready_fd = None if ready == "-" else int(ready)
-    return kind(command, ready_fd, kill_jobs=orphaned_jobs == "kill").run()
+    made = kind(command, ready_fd, kill_jobs=orphaned_jobs == "kill")
+    if running:
+        pid, _, link = running.partition(":")
+        made.adopt(int(pid), int(link))
+    return made.run()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,9 @@ from holdfast.runtime.durability.keeper import BELL, PACKET_BYTES, PACKET_DESCRI
 
 #: The keeper replies in microseconds; one that does not is stopped or dead, and the server cannot start without it.
 ANSWER_SECONDS: Final = 10.0
+#: The first server may have been started beside its keeper, which is an interpreter that starts: on a busy machine
+#: that has taken ten seconds. The start of a server has a deadline of its own.
+TAKE_SECONDS: Final = 60.0
 #: Pids in one packet, far below the largest packet.
 _PIDS_A_PACKET: Final = 1_000
 #: Unread packets before the keeper is signalled: a socket holds some 160 of them.
@@ -105,10 +108,12 @@ class KeeperLink:
         self._send(("TAKE",))
         self.ring()
         held: dict[str, HeldDescriptors] = {}
+        self._socket.settimeout(TAKE_SECONDS)
         try:
             while True:
                 key, *rest = self._receive(fds := array.array("i"))
                 if key is None:
+                    self._socket.settimeout(ANSWER_SECONDS)
                     self.started_at, self.restarts, self.protocol = rest[:3]
                     return held
                 held[key] = HeldDescriptors(rest[0], list(fds))

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -46,6 +46,12 @@ _VERDICT: Final = "holdfast-verdict: "
 #: A directory that cannot be used, and why.
 _TRIED: Final = "holdfast-tried: "
 
+#: The line on stdout of a boot script that has prepared a directory and reads the tree from its stdin next: the
+#: machine. The reply is one line, `plain` or `gzip` and the size of the tar, then the tar, and nothing after it.
+QUESTION: Final = b"holdfast-needs: "
+#: The size of a piece of that reply.
+_PIECE_BYTES: Final = 256 * 1024
+
 #: The directories that may hold the tree: `$1` is its name in them, `$2` the one that the caller prefers.
 _DIRECTORIES: Final = """
 n=$1; verb=$3; c=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
@@ -55,35 +61,32 @@ set -- "$2" "$c" /var/tmp /tmp /opt /run ""
 
 #: Find the tree; then this shell becomes the verb `$3`, with its options. A directory of another user is skipped,
 #: because that user could have put any program there.
-_BOOT: Final = (
+_FIND: Final = (
     _DIRECTORIES
     + f"""
 run() {{ [ "$verb" != connect ] || echo {FOUND.decode()}; exec "$@"; }}
-for d; do
-  p=$d/$n
-  [ -O "$p" ] || continue
-  if [ -x "$p/bin/holdfast" ]; then run "$p/bin/holdfast" $verb; fi
-  if [ -f "$p/__main__.py" ]; then run python3 -I -X holdfast_package "$p" $verb; fi
-done
+find_tree() {{
+  for d; do
+    p=$d/$n
+    [ -O "$p" ] || continue
+    if [ -x "$p/bin/holdfast" ]; then run "$p/bin/holdfast" $verb; fi
+    if [ -f "$p/__main__.py" ]; then run python3 -I -X holdfast_package "$p" $verb; fi
+  done
+}}
+find_tree "$@"
 m=$(uname -m 2> /dev/null) || m=unknown
+h=$m
 for p in {" ".join(_NEEDED)}; do command -v $p > /dev/null 2>&1 && m="$m $p"; done
 echo "holdfast-missing: $m" >&2
-exit {MISSING}
 """
 )
+_BOOT: Final = _FIND + f"exit {MISSING}\n"
 
-#: Unpack stdin into the first directory that is writable and may execute, except those in `$3`. `$4` is the option
-#: for a compressed tar, or empty: then the last file of the tar shows that all of it arrived. The tree appears
-#: under its name complete or not at all, because another client may unpack the same tree meanwhile. All of stdin is
-#: read in every case: `kubectl exec` does not end while the command has left input unread.
-_UNPACK: Final = (
-    "umask 077; skip=$3; z=$4\n"
-    + _DIRECTORIES
-    + """
-LC_ALL=C; export LC_ALL; t=
-drain() { cat > /dev/null 2>&1 || dd of=/dev/null bs=65536 2> /dev/null || while read -r x; do :; done; }
-verdict() { drain; echo "holdfast-verdict: $*"; exit 0; }
-tried() { echo "holdfast-tried: $d: $1${2:+ (${2##*: })}"; }
+#: Unpack a tar, by `fetch`, into the first directory that is writable and may execute, except those in `$skip`. The
+#: last file of a tar without compression shows that all of it arrived. The tree appears under its name complete or
+#: not at all, because another client may unpack the same tree meanwhile.
+_PLACE: Final = """
+umask 077; LC_ALL=C; export LC_ALL; t=
 is_there() { [ -x "$d/$n/bin/holdfast" ] || [ -f "$d/$n/__main__.py" ]; }
 trap '[ -z "$t" ] || rm -rf "$t"' 0
 trap 'exit 1' 1 2 13 15
@@ -102,7 +105,7 @@ for d; do
     rm -rf "$t"; t=; tried "has no room" "$w"; continue; }
   w=$("$t/try" 2>&1) || { rm -rf "$t"; t=; tried "does not let programs be executed" "$w"; continue; }
   rm -f "$t/try"
-  w=$(tar -x $z -o -f - -C "$t" 2>&1 && { [ -n "$z" ] || [ -f "$t/{last}" ] || { echo cut off; false; }; }) || {
+  w=$(fetch 2>&1 && { [ -n "$z" ] || [ -f "$t/{last}" ] || { echo cut off; false; }; }) || {
     rm -rf "$t"; t=
     case $w in
       *"o space left"*|*quota*|*"oo large"*) tried "has no room"; verdict full "$d";;
@@ -119,6 +122,51 @@ for d; do
 done
 verdict nowhere
 """.replace("{last}", LAST_FILE)
+
+#: Unpack stdin, except into the directories in `$3`; `$4` is the option for a compressed tar, or empty. All input
+#: is read in every case: `kubectl exec` does not end while the command has left input unread.
+_UNPACK: Final = (
+    "skip=$3; z=$4\n"
+    + _DIRECTORIES
+    + """
+drain() { cat > /dev/null 2>&1 || dd of=/dev/null bs=65536 2> /dev/null || while read -r x; do :; done; }
+verdict() { drain; echo "holdfast-verdict: $*"; exit 0; }
+tried() { echo "holdfast-tried: $d: $1${2:+ (${2##*: })}"; }
+fetch() { tar -x $z -o -f - -C "$t"; }
+"""
+    + _PLACE
+)
+
+#: Find the tree, or request it from the client and unpack it, and become the verb either way: one command of the
+#: engine in place of three. Exactly the tar is read, since GNU tar reads a pipe to its end and the pipe has the
+#: messages of the verb next; all of it is read in every case, so that no part stays in the pipe. `dd` reads most,
+#: because `head` of busybox reads single bytes. A subshell, because the verb must get neither the umask nor the
+#: variables nor the descriptors of the installation. A script that fails leaves the reasons to `_UNPACK`.
+_BOOT_OR_UNPACK: Final = (
+    _FIND
+    + f"""
+for p in {" ".join(_NEEDED)} head cat; do command -v $p > /dev/null 2>&1 || exit {MISSING}; done
+(
+  exec 3>&1; skip=
+  verdict() {{ [ "$1" = installed ]; exit; }}
+  tried() {{ :; }}
+  exactly() {{
+    b=0
+    dd if=/dev/null iflag=fullblock 2> /dev/null && b=$(($1 / 65536))
+    [ $b = 0 ] || dd bs=65536 count=$b iflag=fullblock 2> /dev/null
+    [ $(($1 - b * 65536)) = 0 ] || head -c $(($1 - b * 65536))
+  }}
+  fetch() {{
+    echo "{QUESTION.decode()}$h" >&3
+    read -r z size || return 1
+    [ "$z" = gzip ] && z=-z || z=
+    exactly "$size" | {{ tar -x $z -o -f - -C "$t"; c=$?; cat > /dev/null; [ $c = 0 ]; }}
+  }}
+"""
+    + _PLACE
+    + f""") && find_tree "$@"
+exit {MISSING}
+"""
 )
 
 
@@ -162,14 +210,18 @@ class Installation:
         """Note that `tree` is a bundle, of this version or another, that was there when the sandbox started."""
         self._tree, self.has_shell = tree, False
 
-    async def command(self, runner: CommandRunner, *verb: str) -> list[str]:
-        """Return the command inside that runs a verb; it exits with `MISSING` if no server is installed."""
+    async def command(self, runner: CommandRunner, *verb: str, requests: bool = False) -> list[str]:
+        """Return the command inside that runs a verb; it exits with `MISSING` if no server is installed.
+
+        With `requests`, its script requests a missing server by `QUESTION` before, and installs it.
+        """
         if self._tree is not None:
             return [*self_exec.in_bundle(self._tree), "-m", "holdfast", *verb]
         chosen = await self._choose(runner)
         if not self.has_shell:
             return [*chosen.command(f"{self._directory}/{chosen.name}"), *verb]
-        return ["sh", "-c", _BOOT, "holdfast", chosen.name, self._directory, " ".join(verb)]
+        script = _BOOT_OR_UNPACK if requests else _BOOT
+        return ["sh", "-c", script, "holdfast", chosen.name, self._directory, " ".join(verb)]
 
     async def run_verb(
         self, runner: CommandRunner, verb: Sequence[str], *, seconds: float | None = None
@@ -196,16 +248,29 @@ class Installation:
                 await self._copy(runner, chosen, f"there is no shell ({reason})")
             return
         machine, found = report[1], report[2].split()
-        if chosen.kind == "bundle" and machine not in ("unknown", chosen.machine):
-            raise SandboxError(
-                f"{runner.address}: is {machine}, and the bundle is for {chosen.machine}: "
-                f"make one with `holdfast bundle -o FILE` on such a machine, and pass bundle=FILE"
-            )
+        _check_machine(runner, chosen, machine)
         lacking = sorted({*_NEEDED} - {*found})
         if lacking:
             await self._copy(runner, chosen, f"it has no {' and no '.join(lacking)}")
         else:
             await self._unpack(runner, chosen)
+
+    async def reply(self, runner: CommandRunner, question: bytes) -> AsyncIterator[bytes]:
+        """Yield the reply to the `QUESTION` of a boot script, in pieces."""
+        chosen = await self._choose(runner)
+        _check_machine(runner, chosen, question.removeprefix(QUESTION).decode(errors="replace"))
+        archive, is_plain = await self._archive(runner, chosen)
+        # A file of the local cache, which is in memory after the first sandbox.
+        with open(archive, "rb") as file:  # noqa: ASYNC230
+            yield f"{'plain' if is_plain else 'gzip'} {os.fstat(file.fileno()).st_size}\n".encode()
+            while piece := file.read(_PIECE_BYTES):
+                yield piece
+
+    async def _archive(self, runner: CommandRunner, chosen: Bundle) -> tuple[Path, bool]:
+        """Return the tar to send, and whether it is without compression."""
+        if runner.is_near and isinstance(self._choice, bool):  # a bundle of a path is not in the cache
+            return await asyncio.to_thread(plain_tar, chosen), True
+        return chosen.path, False
 
     async def _choose(self, runner: CommandRunner) -> Bundle:
         if self._bundle is None:
@@ -229,9 +294,8 @@ class Installation:
     async def _unpack(self, runner: CommandRunner, chosen: Bundle) -> None:
         tried: dict[str, str] = {}
         full: list[str] = []
-        archive, option = chosen.path, "-z"
-        if runner.is_near and isinstance(self._choice, bool):  # a bundle of a path is not in the cache
-            archive, option = await asyncio.to_thread(plain_tar, chosen), ""
+        archive, is_plain = await self._archive(runner, chosen)
+        option = "" if is_plain else "-z"
         for wait in (*RETRY_SECONDS, None):
             while True:
                 script = ["sh", "-c", _UNPACK, "holdfast", chosen.name, self._directory, ":".join(full), option]
@@ -270,6 +334,14 @@ class Installation:
             copied = await runner.copy_in(tree, self._directory or "/")
         if not copied:
             raise runner.cannot_copy(why)
+
+
+def _check_machine(runner: CommandRunner, chosen: Bundle, machine: str) -> None:
+    if chosen.kind == "bundle" and machine not in ("unknown", chosen.machine):
+        raise SandboxError(
+            f"{runner.address}: is {machine}, and the bundle is for {chosen.machine}: "
+            f"make one with `holdfast bundle -o FILE` on such a machine, and pass bundle=FILE"
+        )
 
 
 async def _run_whole(

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
@@ -171,9 +171,20 @@ class Pod(CommandTarget):
             return SandboxGone(f"{self.address}: the cluster denies access: {error.message}", final=True)
         return ConnectionLost(f"{self.address}: {error.message}", exit_code=1, words=error.message)
 
-    async def start_channel(self, argv: Sequence[str], receiver: Receiver, report: bytes | None) -> Channel:
+    @property
+    def installs_in_channel(self) -> bool:
+        """False: the bytes of an exec may be lost with its connection, and a command of its own reports that."""
+        return False
+
+    async def start_channel(
+        self,
+        argv: Sequence[str],
+        receiver: Receiver,
+        report: bytes | None,
+        reply: Callable[[bytes], AsyncIterator[bytes]] | None = None,
+    ) -> Channel:
         if self.via == "kubectl":
-            return await super().start_channel(argv, receiver, report)
+            return await super().start_channel(argv, receiver, report, reply)
         from holdfast.sandboxes.kubernetes.exec_channel import dial
 
         socket = await self._exec(argv)

@@ -44,8 +44,10 @@ def main(arguments: list[str]) -> int:
                 return _take_over(waiting, command, options.ready_fd, unattended=options.unattended)
             if (conflict := _describe_conflict(listen, waiting)) is not None:
                 return fail(f"serve: {conflict}")
-            if with_keeper:
-                _become_keeper(command, options.ready_fd, config.orphaned_jobs)
+            if with_keeper and options.unattended:
+                options.kept = _fork_server(command, options.ready_fd, config.orphaned_jobs)
+            elif with_keeper:
+                _execute_keeper(command, options.ready_fd, config.orphaned_jobs)
         return _serve(config, listen, options.ready_fd, token, options.no_auth, options.kept)
     except (HoldfastError, OSError) as error:
         complain(f"serve: {error}")
@@ -113,8 +115,33 @@ def _for_server(arguments: list[str]) -> list[str]:
     return others.parse_known_args(arguments)[1]
 
 
-def _become_keeper(server: list[str], ready_fd: int | None, orphaned_jobs: str) -> NoReturn:
-    """Execute the keeper in this process; the keeper starts the server as its child."""
+def _fork_server(server: list[str], ready_fd: int | None, orphaned_jobs: str) -> int:
+    """Execute the keeper in this process; return in a child, the first server, with its socket to the keeper.
+
+    The modules that are loaded by now need not be loaded again, and the two start side by side. The server of a
+    `serve` that is attended is started by its keeper, as every later one is: its command line then shows it.
+    """
+    import signal
+    import socket
+
+    from holdfast.runtime.durability.keeper import BELL, STOPPING
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Pending until the keeper has its handlers: the server's first signal would end it, and a signal for both must
+    # reach the server.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOPPING, BELL))
+    if pid := os.fork():
+        ours.set_inheritable(True)
+        _execute_keeper(server, ready_fd, orphaned_jobs, f"{pid}:{ours.fileno()}")
+    ours.close()
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return theirs.detach()
+
+
+def _execute_keeper(
+    server: list[str], ready_fd: int | None, orphaned_jobs: str, running: str | None = None
+) -> NoReturn:
+    """Execute the keeper in this process, which starts the server as its child unless a child is `running`."""
     from holdfast.runtime.durability import keeper
 
     path = os.path.abspath(keeper.__file__)
@@ -122,7 +149,8 @@ def _become_keeper(server: list[str], ready_fd: int | None, orphaned_jobs: str) 
     program = [path] if os.path.isfile(path) else ["-c", _source_of(keeper)]
     ready = "-" if ready_fd is None else str(ready_fd)
     python = self_exec.command()
-    os.execv(python[0], [*python, "-I", "-S", *program, ready, orphaned_jobs, *server])
+    adopted = [] if running is None else [f"{keeper.RUNNING}{running}"]
+    os.execv(python[0], [*python, "-I", "-S", *program, ready, orphaned_jobs, *adopted, *server])
 
 
 def _source_of(module: ModuleType) -> str:
