@@ -51,10 +51,10 @@ class Echo:
 
 
 @asynccontextmanager
-async def served(echo: Echo) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def served(echo: Echo, **options: Any) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    server = WebServer(echo, LIMITS, None)
+    server = WebServer(echo, LIMITS, None, **options)
     await server.open(listener)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -243,6 +243,22 @@ async def test_an_invalid_request_does_not_replace_the_response_to_the_one_befor
     assert [scope["path"] for scope in echo.scopes] == ["/wait"]
 
 
+async def test_a_websocket_does_not_begin_before_the_response_to_an_earlier_request() -> None:
+    echo = Echo()
+    key = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    offer = b"Connection: Upgrade\r\nUpgrade: websocket\r\n" + key
+    async with served(echo, largest_message=1_000) as (reader, writer):
+        writer.write(b"GET /wait HTTP/1.1\r\nHost: a\r\n\r\n")
+        writer.write(
+            b"GET /x HTTP/1.1\r\nHost: a\r\n" + offer + b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        assert await echo.arrived.get() == "/wait"
+        echo.go_on.set()
+        assert await answer(reader) == b"/wait "
+        assert await rest(reader) == b""
+    assert len(echo.scopes) == 1
+
+
 async def test_bytes_after_the_last_request_are_ignored() -> None:
     echo = Echo()
     async with served(echo) as (reader, writer):
@@ -260,6 +276,24 @@ async def test_bytes_between_requests_begin_the_deadline_of_the_next_head(more: 
         writer.write(HEAD + b"Content-Length: 0\r\n\r\n")
         assert await answer(reader) == b"/x "
         writer.write(more)
+        assert await rest(reader) == b""
+
+
+async def test_an_empty_line_during_a_response_begins_a_deadline_at_its_end() -> None:
+    echo = Echo()
+    async with served(echo) as (reader, writer):
+        writer.write(b"GET /wait HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert await echo.arrived.get() == "/wait"
+        writer.write(b"\r\n")
+        # The server has read the empty line when it has accepted another connection and answered there.
+        await writer.drain()
+        address = writer.get_extra_info("peername")
+        other, others = await asyncio.open_connection(*address)
+        others.write(HEAD + b"Content-Length: 0\r\n\r\n")
+        assert await answer(other) == b"/x "
+        others.close()
+        echo.go_on.set()
+        assert await answer(reader) == b"/wait "
         assert await rest(reader) == b""
 
 

@@ -80,10 +80,13 @@ class WebConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._received and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._received:
             self._unset_keepalive_if_required()
             self._parse()
-        if not self._between:
+            self._watch_head()
+        elif not self._between:
             self._watch_head()
 
     # --- parsing -------------------------------------------------------------------------------------------------
@@ -125,12 +128,13 @@ class WebConnection(HttpToolsProtocol):
 
     def _upgrade(self) -> None:
         """Answer a request that llhttp takes for the end of HTTP on this connection; it has reported its head."""
-        if self._should_upgrade():
+        is_websocket = self._should_upgrade()
+        if self.scope["method"] == "CONNECT" or (is_websocket and self._is_answering):
+            self._refuse()
+        elif is_websocket:
             self._received.clear()
             self._stop_head_timer()
             self.handle_websocket_upgrade()
-        elif self.scope["method"] == "CONNECT":
-            self._refuse()
         else:
             # Any other upgrade is ignored (RFC 9110, 7.8): some clients offer HTTP/2 with a POST. llhttp does not
             # read the body of such a request and would take it for the next request, so llhttp gets the head again
