@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 import pytest
-import structlog
 from msgspec.structs import replace
 
 from holdfast.service.access import agents
@@ -18,6 +17,7 @@ from holdfast.service.access.tokens import hash_token
 from holdfast.service.assembly import ServiceReplica, own_files
 from holdfast.service.fronts.readiness import Readiness
 from holdfast.service.housekeeping import DAY_SECONDS, PING_SECONDS, Housekeeping
+from holdfast.service.observability.logs import call_ids
 from holdfast.service.observability.metrics import Metrics
 from holdfast.service.observability.observer import ServiceCallObserver, count_metrics, count_sessions
 from holdfast.service.observability.tracing import NullTracer, OtelTracer
@@ -239,13 +239,13 @@ def test_a_call_is_counted_with_its_status_and_its_lines_have_its_agent_session_
     metrics = Metrics(own_process=False)
     call = ServiceCallObserver(metrics, NullTracer()).begin("grpc", "GetSession", {"x-request-id": "r1"})
     call.identified(Caller("anna"))
-    assert structlog.contextvars.get_contextvars() == {"request_id": "r1", "agent_id": "anna"}
+    assert call_ids.get({}) == {"request_id": "r1", "agent_id": "anna"}
     call.concerns("s1", "")
     call.concerns("s1", "c1")
     ids = {"request_id": "r1", "agent_id": "anna", "session_id": "s1", "command_id": "c1"}
-    assert structlog.contextvars.get_contextvars() == ids
+    assert call_ids.get({}) == ids
     call.end("RESOURCE_EXHAUSTED")
-    assert structlog.contextvars.get_contextvars() == {}
+    assert call_ids.get({}) == {}
     labels = {"front": "grpc", "method": "GetSession", "code": "RESOURCE_EXHAUSTED"}
     assert sample(metrics, "holdfast_rpc_calls_total", **labels) == 1
     assert sample(metrics, "holdfast_requests_refused_total", reason="RESOURCE_EXHAUSTED") == 1

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import MARKED, OPENED, row_hash
 from holdfast.service.problems import Bug, Unavailable
-from holdfast.service.store import MISSED, Page, RowNotice, Store
+from holdfast.service.store import MISSED, Fence, Page, RowNotice, Store
 from holdfast.service.store.batch import MARK_EVERY
 from holdfast.service.store.notices import MAX_BEHIND
 from holdfast.service.types import AuditRow
@@ -80,6 +80,26 @@ async def test_many_appends_at_once_are_few_transactions(store: Store) -> None:
     await asyncio.gather(*(store.append([entry(f"s{number % 20}", n=number)]) for number in range(200)))
     assert store.writer.transactions - before <= 3
     assert (await store.verify()).rows == 200 + 20
+
+
+async def test_rows_that_no_caller_waits_for_share_the_next_transaction(store: Store) -> None:
+    await store.add_session(record(), per_agent=1, total=1)
+    (lease,) = await store.claim("r", 60.0)
+    before = store.writer.transactions
+    ended = [Fence("s1", "r", lease.epoch, token, patient=True) for token in (1, 2, 3)]
+    first = asyncio.create_task(store.append([entry("s1", "command_ended")], fence=ended[0]))
+    await asyncio.sleep(0)
+    assert store.writer.queued == 1
+    (row,) = await store.append([entry("s1", "command")])
+    assert [each.seq for each in await first] == [row.seq - 1]
+    assert store.writer.transactions - before == 1
+    # Without other work, and at the end of the service, they are written, too.
+    await store.append([entry("s1", "command_ended")], fence=ended[1])
+    last = asyncio.create_task(store.append([entry("s1", "command_ended")], fence=ended[2]))
+    await asyncio.sleep(0)
+    await store.writer.finish()
+    assert len(await last) == 1
+    assert store.writer.queued == 0
 
 
 async def test_an_append_of_several_sessions_is_whole(store: Store) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.service.api import CreateRequest, SessionEvent
 from holdfast.service.problems import BadToken, Unavailable
-from holdfast.service.sessions.following.events import audit_entry, event_entry
+from holdfast.service.sessions.following.events import Watch, audit_entry, event_entry
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.store.types import MISSED, RowNotice
 from holdfast.testing import FakeClock, FakeExec
@@ -201,6 +201,15 @@ async def test_the_bell_rings_again_after_the_store_failed(store: MemoryStore, c
         await settle()
         assert subscriber.types == ["SESSION_CREATED"]
         await subscriber.stop()
+
+
+def test_a_watch_is_not_woken_by_rows_that_are_no_news_to_it() -> None:
+    watch = Watch(lambda notice: notice.seq % 2 == 0)
+    for seq in (1, 2, 3, 4, 5):
+        watch.notify(RowNotice("s1", seq))
+    assert (watch.first, watch.last) == ({"s1": 2}, {"s1": 4})
+    watch.notify(MISSED)
+    assert watch.missed
 
 
 async def test_a_token_that_is_none_is_refused(manager: SessionManager) -> None:

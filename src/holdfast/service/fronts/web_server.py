@@ -1,4 +1,4 @@
-"""uvicorn behind a `ConnectionGate`: connections count from `accept(2)` on, and request heads have a deadline.
+"""uvicorn behind a `ConnectionGate`: connections count from `accept(2)` on; each is a `WebConnection`.
 
 Touches the listening socket that it is given, on the running event loop; handles no signals.
 """
@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import socket
 import ssl
-from collections.abc import Callable
 from typing import Any, Final
 
-import h11
 import uvicorn
 from msgspec.structs import replace
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from holdfast.service.fronts.connections import AcceptedConnection, ConnectionGate, ConnectionLimits, GateAcceptor
+from holdfast.service.fronts.web_connection import WebConnection, WebSocketConnection
 
 #: Connections above the limit that get a 503, at a time.
 _REFUSABLE: Final = 16
-_NO_ROOM: Final = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class WebServer(uvicorn.Server):
@@ -42,7 +37,7 @@ class WebServer(uvicorn.Server):
         """`largest_message` is the largest message of a WebSocket, which is held in memory; None refuses them."""
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=WebConnection,
             ws="none" if largest_message is None else WebSocketConnection,
             ws_max_size=largest_message or 0,
             # A compressed message of some kilobytes could become one of megabytes.
@@ -98,7 +93,7 @@ class WebServer(uvicorn.Server):
         self.is_up.set()
 
     def _protocol(self, connection: AcceptedConnection) -> asyncio.Protocol:
-        return _Connection(self, connection)
+        return WebConnection(self.config, self.server_state, self.lifespan.state, self.gate, connection)
 
     async def shutdown(self, sockets: Any = None) -> None:
         if self._acceptor is not None:
@@ -112,66 +107,3 @@ class WebServer(uvicorn.Server):
         # The type is int, None would wait for ever, and the loop's timer accepts a float.
         self.config.timeout_graceful_shutdown = grace  # type: ignore[assignment]
         self._stop_requested.set()
-
-
-class _Connection(H11Protocol):
-    """A connection with a deadline for request heads; uvicorn limits only the time between requests."""
-
-    def __init__(self, server: WebServer, connection: AcceptedConnection) -> None:
-        super().__init__(server.config, server.server_state, server.lifespan.state)
-        self._gate = server.gate
-        self._accepted = connection
-        self._head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._accepted.close = transport.abort
-        self._watch_head()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch_head()
-
-    def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
-            self.transport.write(_NO_ROOM)
-            return self.transport.close()
-        super().handle_websocket_upgrade(event)
-        # The transport reports its end to the new protocol alone.
-        protocol = self.transport.get_protocol()
-        if isinstance(protocol, WebSocketConnection):
-            protocol.leave = functools.partial(self._gate.leave, self._accepted)
-        return None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._gate.leave(self._accepted)
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-        super().connection_lost(exc)
-
-    def _watch_head(self) -> None:
-        """Start the deadline at the connection or the first byte of a later head; cancel it at a complete head."""
-        if self.conn.their_state is not h11.IDLE:
-            self._gate.complete(self._accepted)
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(self._gate.limits.head_seconds, self.transport.abort)
-
-
-class WebSocketConnection(WebSocketsSansIOProtocol):
-    """A connection that became a WebSocket; it still counts as a connection."""
-
-    leave: Callable[[], None] | None = None
-
-    def shutdown(self) -> None:
-        # uvicorn would send a second close to a client that closed and has not read everything, which is an error.
-        if self.conn.close_sent is not None:
-            self.close_sent = True
-        super().shutdown()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.leave is not None:
-            self.leave()
-        super().connection_lost(exc)

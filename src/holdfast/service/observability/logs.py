@@ -11,6 +11,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, Final, Literal, TextIO
 
 import structlog
@@ -26,6 +27,8 @@ Redact = Callable[[str], str]
 #: Our own tokens, and values after `Bearer`.
 _SECRET_VALUES: Final = re.compile(r"\bhf_[A-Za-z0-9_-]{16,}|(?i:\bbearer\s+)\S+")
 REDACTED: Final = "[redacted]"
+#: The ids of the call that a task works for, in one variable: setting a variable costs as much as a dozen keys.
+call_ids: Final[ContextVar[Mapping[str, str]]] = ContextVar("holdfast_call_ids")
 #: Depth of lists and mappings that are redacted by parts; deeper values are converted to text.
 _DEPTH: Final = 4
 
@@ -43,6 +46,10 @@ class LogSettings(ServiceStruct, frozen=True):
 def no_secrets(text: str) -> str:
     """Remove secrets that are recognised without configured patterns."""
     return _SECRET_VALUES.sub(REDACTED, text)
+
+
+def _add_call_ids(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
+    return {**call_ids.get({}), **event}
 
 
 class SecretFilter:
@@ -83,6 +90,7 @@ def configure_logs(
     settings, stream = settings or LogSettings(), stream or sys.stderr
     console = settings.format == "text" or (settings.format == "auto" and stream.isatty())
     shared: list[Processor] = [
+        _add_call_ids,
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,

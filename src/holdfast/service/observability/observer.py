@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextvars import Token
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from holdfast.service import problems
 from holdfast.service.access.admission import FrontName
+from holdfast.service.observability.logs import call_ids
 from holdfast.service.observability.metrics import Metrics
 from holdfast.service.observability.tracing import Tracer
 from holdfast.service.sessions.ports import MetricEvent
@@ -52,24 +52,25 @@ class ObservedCall:
         self._method = method
         self._front = front
         self._timer = metrics.begin_call(front, method)
-        #: Values bound to the log lines of this call, reset at its end.
-        self._bound: list[Mapping[str, Token[Any]]] = []
+        #: In the log lines of this call, until its end.
+        self._ids: dict[str, str] = {}
+        self._before = call_ids.set(self._ids)
         request_id = headers.get(_REQUEST_ID, "")[:_LONGEST_ID]
         if request_id:
-            self._bind(request_id=request_id)
+            self._ids["request_id"] = request_id
         self._work = tracer.call(method, front, headers)
         self._span = self._work.__enter__()
 
     def identified(self, caller: Caller) -> None:
-        self._bind(agent_id=caller.agent_id)
+        self._ids["agent_id"] = caller.agent_id
         self._span.set("holdfast.agent_id", caller.agent_id)
 
     def concerns(self, session_id: str = "", command_id: str = "") -> None:
         if session_id:
-            self._bind(session_id=session_id)
+            self._ids["session_id"] = session_id
             self._span.set("holdfast.session_id", session_id)
         if command_id:
-            self._bind(command_id=command_id)
+            self._ids["command_id"] = command_id
             self._span.set("holdfast.command_id", command_id)
 
     def end(self, status: str) -> None:
@@ -84,11 +85,7 @@ class ObservedCall:
         failed = _failure(status)
         # The span records the failure as if the exception had left the block.
         self._work.__exit__(type(failed) if failed else None, failed, None)
-        for tokens in reversed(self._bound):
-            structlog.contextvars.reset_contextvars(**tokens)
-
-    def _bind(self, **values: str) -> None:
-        self._bound.append(structlog.contextvars.bind_contextvars(**values))
+        call_ids.reset(self._before)
 
 
 def _failure(status: str) -> problems.Problem | None:

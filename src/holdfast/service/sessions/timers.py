@@ -53,6 +53,11 @@ class TimerHeap:
             heapq.heapify(self._heap)
         self._arm()
 
+    def when(self, key: Hashable) -> float | None:
+        """Return the time of the call of a key."""
+        found = self._current.get(key)
+        return None if found is None else found[0]
+
     def drop(self, key: Hashable) -> None:
         self._current.pop(key, None)
 
@@ -110,8 +115,13 @@ class SessionTimers:
         self._idle_reported: set[str] = set()
 
     def watch(self, follower: SessionFollower) -> None:
-        """Set the timer of a session; called again when a command starts or ends."""
-        session_id = follower.record.session_id
+        """Set the timer of a session; called again when a command ends."""
+        record = follower.record
+        session_id = record.session_id
+        armed = self._heap.when(session_id)
+        if armed is not None and armed <= record.last_activity_at + record.policy.idle_timeout:
+            # Of all deadlines only this one can have come nearer, and a timer computes them again when it is due.
+            return
         due = self._next(follower)
         if due is not None and not follower.over.is_set():
             self._heap.set(session_id, due.when, lambda: self._due(follower))

@@ -40,10 +40,14 @@ class Append:
     def __init__(self, entries: Sequence[AuditEntry], fence: Fence | None) -> None:
         self.entries = entries
         self.fence = fence
+        #: Whether it may wait for other work, to share a transaction.
+        self.patient = fence is not None and fence.patient
 
 
 class Change:
     """Fields of a session to set."""
+
+    patient: Final = False
 
     def __init__(self, session_id: str, fields: dict[str, Any]) -> None:
         self.session_id = session_id

@@ -1,7 +1,8 @@
 """Groups small writes into one transaction: while one runs, the next writes accumulate.
 
 A flush to disk costs the same for one row as for hundreds, so under load each caller waits for about one flush, and
-the number of flushes does not grow with the number of callers.
+the number of flushes does not grow with the number of callers. Patient work, which no caller waits for, begins no
+transaction at once: a transaction of one row takes several times as long as the row adds to another one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from holdfast.service.store.database.database import Database
 #: Rows in one transaction. More would delay the first callers of the group; at a few thousand the flush is no
 #: longer the main cost.
 MAX_ROWS: Final = 1_000
+#: How long patient work waits for other work: longer than a busy session takes to its next command, and too short
+#: for a person to notice.
+PATIENCE_SECONDS: Final = 0.005
 
 
 class _Waiting(NamedTuple):
@@ -44,6 +48,9 @@ class GroupCommit:
         self._on_written = on_written
         self._waiting: deque[_Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
+        #: Some of the waiting work must be written now; patient work waits for the timer.
+        self._due = False
+        self._timer: asyncio.TimerHandle | None = None
         #: Transactions, and works in them: their ratio shows the benefit of grouping.
         self.transactions = 0
         self.works = 0
@@ -54,21 +61,27 @@ class GroupCommit:
 
     async def do(self, work: Work) -> Outcome:
         """Return once the work is on disk. A cancelled caller withdraws work that has not begun."""
-        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Outcome] = loop.create_future()
         self._waiting.append(_Waiting(work, done))
-        self._go_on()
+        if not work.patient:
+            self._go_on()
+        elif self._timer is None:
+            self._timer = loop.call_later(PATIENCE_SECONDS, self._go_on)
         outcome = await done
         if isinstance(outcome, Problem):
             raise outcome
         return outcome
 
     async def finish(self) -> None:
-        """Wait for running transactions."""
+        """Write everything that waits."""
+        self._go_on()
         while self._task is not None:
             await asyncio.wait([self._task])
 
     def _go_on(self) -> None:
-        if self._task is None and self._waiting:
+        self._due = bool(self._waiting)
+        if self._task is None and self._due:
             self._task = asyncio.create_task(self._run(), name="holdfast-group-commit")
             self._task.add_done_callback(self._ended)
 
@@ -77,12 +90,12 @@ class GroupCommit:
         if task.cancelled():
             while self._waiting:
                 self._waiting.popleft().done.cancel()
-        else:
+        elif self._due:
             # Also after a bug, which asyncio reports: work that arrived in the meantime must not hang.
             self._go_on()
 
     async def _run(self) -> None:
-        while group := self._take():
+        while self._due and (group := self._take()):
             await self._commit(group)
 
     def _take(self) -> list[_Waiting]:
@@ -93,6 +106,10 @@ class GroupCommit:
             if not each.done.done():
                 group.append(each)
                 rows += len(each.work.entries) if isinstance(each.work, Append) else 1
+        self._due = bool(self._waiting)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         return group
 
     async def _commit(self, group: list[_Waiting]) -> None:

@@ -77,7 +77,7 @@ class Fence(ServiceStruct, frozen=True):
     """Condition of an append: the session's lease is unchanged, and `audited_token` is below `token`.
 
     The append moves `audited_token` to `token`, so the same append again changes nothing. It also sets the fields
-    in `metadata` of the session.
+    in `metadata` of the session. A `patient` append waits a moment for other work to share its transaction.
     """
 
     session_id: str
@@ -85,6 +85,7 @@ class Fence(ServiceStruct, frozen=True):
     epoch: int
     token: int
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+    patient: bool = False
 
 
 class RowNotice(NamedTuple):

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Final, NamedTuple
 
 from holdfast.service.api import AuditFilter
-from holdfast.service.sessions.following.events import NoticeHub, Watch
+from holdfast.service.sessions.following.events import IsNews, NoticeHub, Watch
 from holdfast.service.sessions.ports import SessionStore, body_of, first_row, page_after
 
 #: A reader without a backlog needs the last one or two.
@@ -33,9 +33,9 @@ class CommandLog:
         self._notices = notices
         self._id = session_id
 
-    def watch(self) -> AbstractContextManager[Watch]:
-        """Return a watch for new rows of the session."""
-        return self._notices.watch(self._id)
+    def watch(self, is_news: IsNews | None = None) -> AbstractContextManager[Watch]:
+        """Return a watch for new rows of the session; with `is_news`, for some of them."""
+        return self._notices.watch(self._id, is_news)
 
     async def after(self, number: int) -> list[LoggedCommand]:
         """Return the next commands after this row."""

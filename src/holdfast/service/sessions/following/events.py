@@ -33,6 +33,8 @@ _MAX_SESSIONS: Final = 10_000
 _RETRY_SECONDS: Final = 1.0
 
 _Found = TypeVar("_Found")
+#: Whether a watch is woken for a row.
+IsNews = Callable[[RowNotice], bool]
 
 
 class NoticeHub:
@@ -53,10 +55,10 @@ class NoticeHub:
             await asyncio.wait([self._task])
 
     @contextmanager
-    def watch(self, session_id: str = "") -> Iterator[Watch]:
-        """Return a watch for the rows of this session, or of all."""
+    def watch(self, session_id: str = "", is_news: IsNews | None = None) -> Iterator[Watch]:
+        """Return a watch for the rows of this session, or of all; with `is_news`, for some of them."""
         session_id = session_id or _ANY
-        watch = Watch()
+        watch = Watch(is_news)
         self._watchers.setdefault(session_id, set()).add(watch)
         try:
             yield watch
@@ -100,7 +102,8 @@ class NoticeHub:
 class Watch:
     """The notices since the last `clear`: the first and the last new row of each session."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_news: IsNews | None = None) -> None:
+        self._is_news = is_news
         self._event = asyncio.Event()
         self.first: dict[str, int] = {}
         self.last: dict[str, int] = {}
@@ -109,6 +112,8 @@ class Watch:
     def notify(self, notice: RowNotice) -> None:
         if notice == MISSED:
             self.missed = True
+        elif self._is_news is not None and not self._is_news(notice):
+            return
         else:
             self.first.setdefault(notice.session_id, notice.seq)
             self.last[notice.session_id] = notice.seq

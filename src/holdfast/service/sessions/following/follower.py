@@ -28,7 +28,7 @@ END_POSITION: Final = 1 << 62
 #: Between attempts while the sandbox or the database is unreachable; doubling up to the second value.
 _RETRY_SECONDS: Final = (0.2, 10.0)
 
-#: Called when a command starts or ends in the session of a follower.
+#: Called when a command ends in the session of a follower.
 OnChange = Callable[["SessionFollower"], None]
 
 
@@ -130,9 +130,11 @@ class SessionFollower:
         self._changed()
 
     def became(self, *, busy: bool) -> None:
+        """Note the start or the end of a command. A start only delays the deadline of the session."""
         if self.busy != busy:
             self.busy = busy
-            self._on_change(self)
+            if not busy:
+                self._on_change(self)
 
     def counted(self, number: int | None = None) -> None:
         """Count a command that ended: the next one, or the one with this number."""
@@ -160,7 +162,7 @@ class SessionFollower:
         while self._dirty and not self.over.is_set():
             if self.read_to > self.record.audited_token:
                 # So that the next follower does not process the same events again.
-                await self.write([], self.read_to)
+                await self.write([], self.read_to, patient=True)
             else:
                 self._dirty = False
                 await self.context.store.update_session(self.record.session_id, **self._metadata())
@@ -169,10 +171,13 @@ class SessionFollower:
         when = self.context.clock.time() if at is None else at
         return audit_entry(self.record, when, kind, command_id, **body)
 
-    async def write(self, entries: Sequence[AuditEntry], position: int) -> None:
-        """Append rows under the lease, move the position, and write the changes of the record with them."""
+    async def write(self, entries: Sequence[AuditEntry], position: int, *, patient: bool = False) -> None:
+        """Append rows under the lease, move the position, and write the changes of the record with them.
+
+        `patient` for rows that no caller waits for.
+        """
         metadata = self._metadata() if self._dirty else {}
-        fence = Fence(self.record.session_id, self.lease.replica, self.lease.epoch, position, metadata)
+        fence = Fence(self.record.session_id, self.lease.replica, self.lease.epoch, position, metadata, patient)
         self._dirty = False
         rows: list[AuditRow] = []
         try:

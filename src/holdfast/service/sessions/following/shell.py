@@ -18,7 +18,7 @@ from holdfast.service.sessions.following.command_log import CommandLog, LoggedCo
 from holdfast.service.sessions.following.events import Watch
 from holdfast.service.sessions.following.follower import END_POSITION, Ending, OnChange, SessionFollower
 from holdfast.service.sessions.ports import MetricEvent, body_of
-from holdfast.service.store.types import SessionLease
+from holdfast.service.store.types import RowNotice, SessionLease
 from holdfast.service.types import AuditRow, SessionRecord
 from holdfast.types import ReadResult
 
@@ -29,7 +29,7 @@ _ATTEMPTS: Final = 100
 #: Ended commands that wait in memory for their rows, with some KiB each; the output of further ones is read again
 #: from the sandbox. More than one commit of the database gathers from one session.
 _MOST_OUTCOMES: Final = 64
-#: Rows of this replica that are remembered until their notices arrive.
+#: Rows of this replica that are remembered: more than can wait for their notices.
 _MOST_ROWS: Final = 256
 #: The follower reads the output of a command that this replica runs for longer.
 _RUN_SECONDS: Final = 1.0
@@ -56,7 +56,7 @@ class ShellFollower(SessionFollower):
         self._progress = asyncio.Event()
         #: The commands that this replica runs or ran, by id, until their ends are written.
         self._runs: dict[str, _Run] = {}
-        #: Rows of this replica without a notice yet; a command among them is the value.
+        #: The latest rows of this replica; a command among them is the value.
         self._own: dict[int, LoggedCommand | None] = {}
 
     # --- commands of this replica --------------------------------------------------------------------------------
@@ -104,6 +104,10 @@ class ShellFollower(SessionFollower):
         self._runs.pop(command.command_id, None)
         self._progress.set()
 
+    def _is_news(self, notice: RowNotice) -> bool:
+        """Return whether a row may be that of a command, and not the end of one that this follower wrote."""
+        return self._own.get(notice.seq, True) is not None
+
     def _own_commands(self, news: Watch, number: int) -> list[LoggedCommand] | None:
         """Return the commands after this row in the notices; None if another replica or part wrote some rows."""
         session_id = self.record.session_id
@@ -123,7 +127,7 @@ class ShellFollower(SessionFollower):
         async with context.pool.hold(self.record.sandbox) as api:
             ending = asyncio.ensure_future(self._ending(api))
             try:
-                with commands.watch() as news:
+                with commands.watch(self._is_news) as news:
                     ending.add_done_callback(lambda _: news.wake())
                     # The log has commands that this replica does not know of.
                     behind = True
@@ -202,7 +206,7 @@ class ShellFollower(SessionFollower):
         self.became(busy=False)
         totals = {"number": self.record.commands_run, "session_bytes": self.output_bytes}
         body = {**totals, **end, **self.excerpt(bytes(excerpt), printed)}
-        await self.write([self.entry("command_ended", command.command_id, **body)], command.number)
+        await self.write([self.entry("command_ended", command.command_id, **body)], command.number, patient=True)
 
     async def _read(
         self, api: ExecApi, command: LoggedCommand, seq: int, ending: asyncio.Task[Ending]

@@ -116,7 +116,7 @@ class TerminalFollower(SessionFollower):
                 entries = await self._take(found.events, audited)
                 token = found.token
                 if entries:
-                    await self.write(entries, token)
+                    await self.write(entries, token, patient=self._ended is None)
                 if self._ended is not None:
                     return self._ended
                 self.read_to = token
