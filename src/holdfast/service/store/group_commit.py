@@ -16,6 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from holdfast.service.problems import Bug, Problem, Unavailable
 from holdfast.service.store.batch import Append, Batch, Outcome, Work
 from holdfast.service.store.database.database import Database
+from holdfast.service.store.one_statement import KnownHeads
 
 #: Rows in one transaction. More would delay the first callers of the group; at a few thousand the flush is no
 #: longer the main cost.
@@ -43,6 +44,7 @@ class GroupCommit:
         self._origin = origin
         self._on_written = on_written
         self._waiting: deque[_Waiting] = deque()
+        self._heads = KnownHeads()
         self._task: asyncio.Task[None] | None = None
         #: Transactions, and works in them: their ratio shows the benefit of grouping.
         self.transactions = 0
@@ -100,7 +102,7 @@ class GroupCommit:
             [each.work for each in group], at=self._database.clock.time(), key=self._key, origin=self._origin
         )
         try:
-            await self._database.write(batch.write)
+            await self._write(batch)
         except Unavailable as problem:
             _resolve(group, [problem] * len(group))
         except (Problem, IntegrityError) as error:
@@ -118,6 +120,16 @@ class GroupCommit:
             self.works += len(group)
             _resolve(group, batch.outcomes)
             self._on_written(batch.written)
+
+    async def _write(self, batch: Batch) -> None:
+        # Nothing is kept of SQLite, where a statement is no round trip.
+        statement = batch.one_statement(self._heads)
+        if statement is None:
+            await self._database.write(batch.write)
+        else:
+            await self._database.write_statement(statement, batch.write)
+        if not self._database.is_sqlite:
+            self._heads.keep(batch.heads.values())
 
 
 def _resolve(group: list[_Waiting], outcomes: list[Outcome]) -> None:

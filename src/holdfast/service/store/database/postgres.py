@@ -53,15 +53,24 @@ class PostgresEngine:
             pool_size=CONNECTIONS,
             max_overflow=0,
             pool_timeout=CONNECT_SECONDS,
+            # The connection that was used last has its statements prepared.
+            pool_use_lifo=True,
             connect_args={**tls, "timeout": CONNECT_SECONDS, "server_settings": {"application_name": "holdfast"}},
         )
+        #: The same connections without BEGIN and COMMIT, a round trip each.
+        self._statements = self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
     async def write(self, work: Work[T]) -> T:
         async with self._engine.begin() as connection:
             return await work(connection)
 
     async def read(self, work: Work[T]) -> T:
-        return await self.write(work)
+        # Each statement of a transaction would see the rows that are committed by then, too.
+        return await self.run_statement(work)
+
+    async def run_statement(self, work: Work[T]) -> T:
+        async with self._statements.connect() as connection:
+            return await work(connection)
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[StoreConnection]:
