@@ -164,6 +164,24 @@ async def test_the_fence_is_checked_after_a_wait_for_the_lock(stores: tuple[Stor
     assert (await store.verify()).holds
 
 
+async def test_a_connection_that_was_cut_is_replaced(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = stores
+    await store.append([entry(n=1)])
+    await store.append([entry(n=2)])
+    ours = text(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast' "
+        "AND datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    await other.database.write(lambda connection: connection.execute(ours))
+    assert [row.seq for row in await store.append([entry(n=3)])] == [3]
+    transactions = Transactions(store, monkeypatch)
+    assert [row.seq for row in await store.append([entry(n=4)])] == [4]
+    assert transactions.count == 0
+    assert (await other.verify()).holds
+
+
 async def test_heads_are_bounded(stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = stores
     monkeypatch.setattr(module, "KEPT_HEADS", 2)
