@@ -122,14 +122,15 @@ class GroupCommit:
             self._on_written(batch.written)
 
     async def _write(self, batch: Batch) -> None:
-        # Nothing is kept of SQLite, where a statement is no round trip.
-        statement = batch.one_statement(self._heads)
-        if statement is None:
+        if self._database.is_sqlite:
+            # A statement of a transaction is no round trip there.
             await self._database.write(batch.write)
-        else:
+            return
+        if (statement := batch.one_statement(self._heads)) is not None:
             await self._database.write_statement(statement, batch.write)
-        if not self._database.is_sqlite:
-            self._heads.keep(batch.heads.values())
+        else:
+            await self._database.write(batch.write)
+        self._heads.keep(batch.heads.values())
 
 
 def _resolve(group: list[_Waiting], outcomes: list[Outcome]) -> None:
