@@ -233,27 +233,34 @@ async def test_a_database_that_was_away_is_waited_for_and_listened_to_again(
         assert (await store.verify()).holds
 
 
+@pytest.mark.parametrize("way", ["write", "run_statement"])
 async def test_an_append_whose_connection_breaks_at_the_commit_is_written_once(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """The database has it, but its reply was lost: the second try sees that the first went through."""
     async with await Store.open(postgres_url) as store:
-        await store.append([entry(n=0)])
-        tries = 0
-        once = store.database._engine.write
+        await store.append([entry(n=0), entry("s2")])
+        # An append to one stream after a known row is one statement; one to two streams is a transaction.
+        more = [] if way == "run_statement" else [entry("s2")]
+        tries = {"write": 0, "run_statement": 0}
+        ways = {name: getattr(store.database._engine, name) for name in tries}
 
-        async def breaking(work: Any) -> Any:
-            nonlocal tries
-            tries += 1
-            result = await once(work)
-            if tries == 1:
-                raise ConnectionResetError(104, "Connection reset by peer")
-            return result
+        def breaking(name: str) -> Any:
+            async def run(work: Any) -> Any:
+                result = await ways[name](work)
+                tries[name] += 1
+                if sum(tries.values()) == 1:
+                    raise ConnectionResetError(104, "Connection reset by peer")
+                return result
 
-        monkeypatch.setattr(store.database._engine, "write", breaking)
-        rows = await store.append([entry(n=1), entry(n=2)])
-        assert tries == 2
-        assert [row.seq for row in rows] == [2, 3]
+            return run
+
+        for name in tries:
+            monkeypatch.setattr(store.database._engine, name, breaking(name))
+        rows = await store.append([entry(n=1), entry(n=2), *more])
+        # The second try is always a transaction.
+        assert tries == {"write": 2 - tries["run_statement"], "run_statement": int(way == "run_statement")}
+        assert [row.seq for row in rows if row.session_id == "s1"] == [2, 3]
         assert await store.last_seq("s1") == 3
         assert (await store.verify()).holds
 

@@ -170,6 +170,9 @@ class ReadUntil(Struct, frozen=True, omit_defaults=True):
     #: If `size` was reached, and the output ends within a line: wait this long for a program to read input, because
     #: a program prints its question just before it reads the answer.
     settle_ms: int = 0
+    #: Determine `awaiting_input` also if no program runs, which reads a few files of /proc; otherwise that field is
+    #: None then. Older servers always determine it.
+    look: bool = True
 
 
 class ReadOutcome(Struct, frozen=True):

@@ -346,6 +346,23 @@ async def test_a_read_until_a_size_waits_for_the_question_behind_it(opened: Open
     assert found.outcome.line.endswith("name? ")
 
 
+async def test_a_read_without_a_look_queries_the_kernel_only_for_a_program(
+    opened: Opener, terminal: Terminal
+) -> None:
+    api, since = opened.box.api, (await terminal.wait_until_awaiting_input(PATIENCE)).token
+    at_prompt = await api.read_terminal(terminal.id, since=since, until=ReadUntil(size=1))
+    assert at_prompt.outcome is not None
+    assert (at_prompt.outcome.idle, at_prompt.outcome.terminal.awaiting_input) == (True, True)
+    at_prompt = await api.read_terminal(terminal.id, since=since, until=ReadUntil(size=1, look=False))
+    assert at_prompt.outcome is not None
+    assert (at_prompt.outcome.idle, at_prompt.outcome.terminal.awaiting_input) == (True, None)
+    await terminal.send("clear; read -r name\n")
+    reads = ReadUntil(input=True, look=False)
+    found = await api.read_terminal(terminal.id, since=since, wait=PATIENCE, until=reads)
+    assert found.outcome is not None
+    assert (found.outcome.reached, found.outcome.terminal.awaiting_input) == ("input", True)
+
+
 async def test_a_read_until_a_condition_ends_with_the_output(opened: Opener) -> None:
     short = await opened(["/bin/sh", "-c", "echo over"])
     never = ReadUntil(text="never", input=True, prompt=True)

@@ -109,7 +109,8 @@ async def _wait_until(terminal: LiveTerminal, until: ReadUntil, since: int, wait
         await terminal.until(lambda: terminal.is_input_awaited() or terminal.is_over, settle, polls=lambda: True)
     if search is not None:
         await search.catch_up()
-    idle, status = terminal.is_idle(), terminal.status()
+    idle = terminal.is_idle()
+    status = terminal.status(look=until.look or _runs_program(terminal))
     reached = _reached(terminal, until, since, search)
     if until.input and status.awaiting_input and _runs_program(terminal):
         reached = "input"

@@ -7,7 +7,7 @@ the service's own stream last.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -15,13 +15,14 @@ import msgspec
 from sqlalchemy import Update, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from holdfast.service.audit.chain import GENESIS, MARKED, OPENED, StreamMark, chained
+from holdfast.service.audit.chain import MARKED, OPENED, StreamMark, chained
 from holdfast.service.problems import NotNow, Problem
 from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.schema import ROWS, SESSIONS, STREAMS
 from holdfast.service.store.database.sqlite_statements import FREQUENT
+from holdfast.service.store.one_statement import KnownHeads, append_after
 from holdfast.service.store.sessions import columns_of, no_session, record_of
-from holdfast.service.store.types import Fence
+from holdfast.service.store.types import Fence, StreamHead
 from holdfast.service.types import OVER, SERVICE_STREAM, AuditEntry, AuditRow, SessionRecord
 
 #: Rows of a session between two marks of its last row in the service's own stream: at most so many can be cut off
@@ -55,23 +56,10 @@ class Change:
 
 
 Work = Append | Change
+#: Runs one statement; returns whether it changed anything.
+StatementWork = Callable[[StoreConnection], Awaitable[bool]]
 #: Result of one work: its rows, the session after the change, or the reason for a refusal.
 Outcome = list[AuditRow] | SessionRecord | Problem
-
-
-class StreamHead(msgspec.Struct):
-    """Head of a stream while rows are appended."""
-
-    session_id: str
-    last_seq: int = 0
-    last_hash: str = GENESIS
-    size: int = 0
-    base_seq: int = 0
-    base_hash: str = GENESIS
-    opened_seq: int = 0
-    marked_seq: int = 0
-    removed_seq: int = 0
-    closed: bool = False
 
 
 class Batch:
@@ -85,6 +73,8 @@ class Batch:
         self.outcomes: list[Outcome] = []
         #: First and last row number of each stream.
         self.written: dict[str, tuple[int, int]] = {}
+        #: The heads of the written streams after this batch.
+        self.heads: dict[str, StreamHead] = {}
         self._last_row: AuditRow | None = None
 
     async def write(self, connection: StoreConnection) -> None:
@@ -109,6 +99,42 @@ class Batch:
         if connection.dialect.name == "postgresql" and self.written:
             for payload in payloads(self._origin, self.written):
                 await connection.execute(select(func.pg_notify(CHANNEL, payload)))
+        self.heads = heads
+
+    def one_statement(self, known: KnownHeads) -> StatementWork | None:
+        """Return the work that writes this batch as one statement, or nothing if it returns False.
+
+        None unless the batch appends to one stream with a known head, and to the service's own stream nothing.
+        """
+        appends = [work for work in self._works if isinstance(work, Append)]
+        names = {entry.session_id for work in appends for entry in work.entries}
+        fences = [work.fence for work in appends if work.fence is not None]
+        if len(appends) < len(self._works) or len(names) != 1 or len(fences) > 1 or SERVICE_STREAM in names:
+            return None
+        (name,) = names
+        numbered = [(number, entry) for number, work in enumerate(appends) for entry in work.entries]
+        head = known.take(name)
+        if head is None or any(fence.session_id != name for fence in fences):
+            return None
+        if _needs_own_stream({name: numbered}, {name: head}, set()):
+            return None
+
+        async def write(connection: StoreConnection) -> bool:
+            moved = msgspec.structs.replace(head)
+            self.outcomes = [[] for _ in self._works]
+            rows = self._extend(moved, numbered)
+            self.written = {name: (rows[0].seq, rows[-1].seq)}
+            self._last_row = rows[-1]
+            (payload,) = payloads(self._origin, self.written)
+            notice, fence = (CHANNEL, payload), next(iter(fences), None)
+            grown = moved.size - head.size
+            if await append_after(connection, head, rows, size=grown, fence=fence, notice=notice):
+                self.heads = {name: moved}
+                return True
+            self._last_row = None
+            return False
+
+        return write
 
     # --- admission --------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from holdfast.service.problems import Bug, Problem, Unavailable
 from holdfast.service.store.batch import Append, Batch, Outcome, Work
 from holdfast.service.store.database.database import Database
+from holdfast.service.store.one_statement import KnownHeads
 
 #: Rows in one transaction. More would delay the first callers of the group; at a few thousand the flush is no
 #: longer the main cost.
@@ -47,6 +48,7 @@ class GroupCommit:
         self._origin = origin
         self._on_written = on_written
         self._waiting: deque[_Waiting] = deque()
+        self._heads = KnownHeads()
         self._task: asyncio.Task[None] | None = None
         #: Some of the waiting work must be written now; patient work waits for the timer.
         self._due = False
@@ -117,7 +119,7 @@ class GroupCommit:
             [each.work for each in group], at=self._database.clock.time(), key=self._key, origin=self._origin
         )
         try:
-            await self._database.write(batch.write)
+            await self._write(batch)
         except Unavailable as problem:
             _resolve(group, [problem] * len(group))
         except (Problem, IntegrityError) as error:
@@ -135,6 +137,17 @@ class GroupCommit:
             self.works += len(group)
             _resolve(group, batch.outcomes)
             self._on_written(batch.written)
+
+    async def _write(self, batch: Batch) -> None:
+        if self._database.is_sqlite:
+            # A statement of a transaction is no round trip there.
+            await self._database.write(batch.write)
+            return
+        if (statement := batch.one_statement(self._heads)) is not None:
+            await self._database.write_statement(statement, batch.write)
+        else:
+            await self._database.write(batch.write)
+        self._heads.keep(batch.heads.values())
 
 
 def _resolve(group: list[_Waiting], outcomes: list[Outcome]) -> None:

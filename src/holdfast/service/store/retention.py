@@ -13,12 +13,12 @@ import msgspec
 from sqlalchemy import delete, func, select, update
 
 from holdfast.service.audit.chain import REMOVED, TRIMMED, StreamMark
-from holdfast.service.store.batch import ROW_OVERHEAD, StreamHead, append_to_own, lock_streams
+from holdfast.service.store.batch import ROW_OVERHEAD, append_to_own, lock_streams
 from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.database import Database
 from holdfast.service.store.database.schema import APPROVALS, ROWS, SESSIONS, STREAMS
 from holdfast.service.store.sessions import IS_OPEN
-from holdfast.service.store.types import Removed
+from holdfast.service.store.types import Removed, StreamHead
 from holdfast.service.types import SERVICE_STREAM, AuditEntry
 
 #: Sessions removed by one call, each in a transaction of its own, so that appends are not blocked.

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from holdfast.service.audit.chain import GENESIS
 from holdfast.service.problems import Invalid
 from holdfast.service.types import Caller, Role, ServiceStruct, State
 
@@ -86,6 +87,21 @@ class Fence(ServiceStruct, frozen=True):
     token: int
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
     patient: bool = False
+
+
+class StreamHead(msgspec.Struct):
+    """Head of a stream while rows are appended."""
+
+    session_id: str
+    last_seq: int = 0
+    last_hash: str = GENESIS
+    size: int = 0
+    base_seq: int = 0
+    base_hash: str = GENESIS
+    opened_seq: int = 0
+    marked_seq: int = 0
+    removed_seq: int = 0
+    closed: bool = False
 
 
 class RowNotice(NamedTuple):

@@ -181,7 +181,8 @@ class TerminalBackend(SessionBackend):
         position = read_token(self.session_id, since)
         # A prompt of a program is reported once at a position.
         settle = round(1000 * self._settings.settle_seconds)
-        until = ReadUntil(input=not position.part, size=1, settle_ms=settle)
+        # At the shell's prompt, the answer has no use for a scan of processes.
+        until = ReadUntil(input=not position.part, size=1, settle_ms=settle, look=False)
         async with self._pool.use(self._record.sandbox) as api:
             found = await api.read_terminal(
                 self.session_id, since=position.seq, max_bytes=max_bytes, wait=wait, until=until

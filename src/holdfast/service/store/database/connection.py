@@ -34,6 +34,10 @@ class DatabaseEngine(Protocol):
 
     async def read(self, work: Work[T]) -> T: ...
 
+    async def run_statement(self, work: Work[T]) -> T:
+        """Run work of one statement, which is a transaction by itself."""
+        ...
+
     def snapshot(self) -> AbstractAsyncContextManager[StoreConnection]:
         """A connection that sees the database as of one moment, for as long as it is used."""
         ...

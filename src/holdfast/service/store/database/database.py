@@ -90,6 +90,18 @@ class Database:
         """Run `work` in one transaction, possibly several times: it must change nothing else."""
         return await self._tried(lambda: self._engine.write(work), tries)
 
+    async def write_statement(self, statement: Work[bool], otherwise: Work[None]) -> None:
+        """Run one statement, at most once. If it returns False, or its connection breaks, write `otherwise`."""
+        tried = False
+
+        async def once() -> None:
+            nonlocal tried
+            first, tried = not tried, True
+            if not first or not await self._engine.run_statement(statement):
+                await self._engine.write(otherwise)
+
+        await self._tried(once, TRIES)
+
     async def read(self, work: Work[T], *, tries: int = TRIES) -> T:
         """Run `work` in one transaction that only reads."""
         return await self._tried(lambda: self._engine.read(work), tries)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import URL
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from holdfast.service.problems import Invalid
 from holdfast.service.store.database.connection import StoreConnection, Work
 
 T = TypeVar("T")
 
-#: Connections of one replica, of the 100 that PostgreSQL allows by default; one more listens.
+#: Connections of one replica, of the 100 that PostgreSQL allows by default; one more listens. One of them is for
+#: statements of `run_statement`.
 CONNECTIONS: Final = 10
 #: Seconds to wait for a connection, from the pool or from PostgreSQL: shorter than the timeouts of callers.
 CONNECT_SECONDS: Final = 10.0
@@ -53,15 +55,40 @@ class PostgresEngine:
             pool_size=CONNECTIONS,
             max_overflow=0,
             pool_timeout=CONNECT_SECONDS,
+            # The connection that was used last has its statements prepared.
+            pool_use_lifo=True,
             connect_args={**tls, "timeout": CONNECT_SECONDS, "server_settings": {"application_name": "holdfast"}},
         )
+        #: The same connections without BEGIN and COMMIT, a round trip each.
+        self._statements = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._persistent: AsyncConnection | None = None
+        self._turn = asyncio.Lock()
 
     async def write(self, work: Work[T]) -> T:
         async with self._engine.begin() as connection:
             return await work(connection)
 
     async def read(self, work: Work[T]) -> T:
-        return await self.write(work)
+        # Each statement of a transaction would see the rows that are committed by then, too.
+        async with self._statements.connect() as connection:
+            return await work(connection)
+
+    async def run_statement(self, work: Work[T]) -> T:
+        """Run on a persistent connection: taking one from the pool and returning it costs half of a statement."""
+        async with self._turn:
+            if self._persistent is None:
+                self._persistent = await self._statements.connect()
+            try:
+                return await work(self._persistent)
+            except BaseException:
+                await self._close_persistent()
+                raise
+
+    async def _close_persistent(self) -> None:
+        connection, self._persistent = self._persistent, None
+        if connection is not None:
+            # A cancelled caller must not leave it in use.
+            await asyncio.shield(asyncio.ensure_future(connection.close()))
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[StoreConnection]:
@@ -74,4 +101,5 @@ class PostgresEngine:
         """Do nothing: PostgreSQL reclaims space itself."""
 
     async def close(self) -> None:
+        await self._close_persistent()
         await self._engine.dispose()

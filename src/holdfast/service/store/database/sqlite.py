@@ -88,6 +88,9 @@ class SqliteEngine:
         with connection.begin():
             return _finished(work(_ThreadConnection(connection, self._frequent)))
 
+    async def run_statement(self, work: Work[T]) -> T:
+        return await self.write(work)
+
     def _reading_connection(self) -> sqlalchemy.Connection:
         """Return the connection of this thread: taking one from the pool for each read costs a few statements."""
         connection: sqlalchemy.Connection | None = getattr(self._own, "connection", None)
