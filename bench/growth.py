@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import math
 import os
+import resource
 import statistics
 import sys
 import tempfile
@@ -353,6 +354,12 @@ async def _measure_all(kinds: Sequence[str], most: int) -> list[Curve]:
     return [await measure(kind, KINDS[kind][0], counts_up_to(min(most, KINDS[kind][1]))) for kind in kinds]
 
 
+def _allow_descriptors() -> None:
+    """Raise the limit of open descriptors of this program and of the servers that it starts."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _read(path: str) -> list[Curve]:
     with open(path, "rb") as file:
         return msgspec.json.decode(file.read(), type=list[Curve])
@@ -372,6 +379,7 @@ def main() -> int:
     if options.read:
         curves = [curve for path in options.read for curve in _read(path)]
     else:
+        _allow_descriptors()
         curves = asyncio.run(_measure_all(options.only, options.most))
         with open(options.json, "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(curves)) + b"\n")
