@@ -114,7 +114,7 @@ async def test_a_stream_that_is_adopted_again_has_offsets_of_its_new_owner(make:
     for number in range(3):
         command = make(f"command {number}")
         command.heir = shell
-        command.adopt(stream)
+        command.adopt([stream])
         pipe.print(b"error %d" % number)
         command.end(ExitStatus(0))
         kept.append(command.read(0, 1000).chunks)
