@@ -27,6 +27,7 @@ from holdfast.errors import (
     UnknownUser,
 )
 from holdfast.runtime.local import LocalExec
+from holdfast.runtime.shell.program import ShellProgram
 from holdfast.types import KEPT_SHELL_COMMANDS, CommandEnded, CommandSpec, ShellSpec
 from tests.contract.shell_ways import Running, until_queued
 from tests.process.test_shell_restart import run_deaf
@@ -310,3 +311,14 @@ async def test_a_shell_ends_with_its_connection_if_asked_to_and_no_other() -> No
         assert {lifetime: is_alive(pid) for lifetime, pid in pids.items()} == {"server": True, "connection": False}
         assert (await (await second.open_shell("server")).run("echo here")).stdout == "here\n"
         await second.aclose()
+
+
+async def test_a_program_that_makes_its_stdout_non_blocking_does_not_fail_the_next_one(
+    sh: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node.js leaves a pipe non-blocking. A shell that is alone in its cgroup would keep the pipe."""
+    monkeypatch.setattr(ShellProgram, "_is_alone", lambda _: True)
+    for number in (1, 2):
+        assert (await sh.run(f"python3 -c 'import os; os.set_blocking({number}, False)'")).success
+        result = await sh.run(f"head -c 2000000 /dev/zero >&{number}")
+        assert (result.exit_code, len(result.stdout_bytes) + len(result.stderr_bytes)) == (0, 2_000_000)

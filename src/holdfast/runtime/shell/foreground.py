@@ -61,6 +61,25 @@ def reaped_faults(stat: int) -> int:
     return int(stat_fields(text)[8])
 
 
+def has_blocking_output(pid: int) -> bool:
+    """Whether writes to its stdout and stderr block.
+
+    A program that shares the open file descriptions with its shell may have changed them: Node.js makes a pipe
+    non-blocking and leaves it so, and the next program fails when the pipe is full. False if it cannot be read.
+    """
+    for number in (1, 2):
+        try:
+            with open(f"/proc/{pid}/fdinfo/{number}", "rb", buffering=0) as file:
+                fields = file.read(512).split()
+        except FileNotFoundError:
+            continue  # closed
+        except OSError:
+            return False
+        if int(fields[fields.index(b"flags:") + 1], 8) & os.O_NONBLOCK:
+            return False
+    return True
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a signal has stopped it."""
     try:

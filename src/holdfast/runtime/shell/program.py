@@ -36,7 +36,14 @@ from holdfast.runtime.shell.dialect import (
     parse_answer,
 )
 from holdfast.runtime.shell.files import ShellFiles
-from holdfast.runtime.shell.foreground import command_line, copies, open_stat, reaped_faults, waits_for
+from holdfast.runtime.shell.foreground import (
+    command_line,
+    copies,
+    has_blocking_output,
+    open_stat,
+    reaped_faults,
+    waits_for,
+)
 from holdfast.runtime.tree.cgroup import CgroupMembers
 from holdfast.types import CommandEnded, CommandSpec
 
@@ -127,6 +134,8 @@ class ShellProgram:
         #: Of its cgroup, once it has joined one.
         self._members: CgroupMembers | None = None
         self._began = 0.0
+        #: Of the last command: it had a child; another process may hold the pipes.
+        self._had_child = False
         self._must_move = False
         #: The pair of pipes that it writes to, and the read ends of this pair and of the pair before.
         self._pipes = 0
@@ -281,7 +290,7 @@ class ShellProgram:
         The shell runs it from here on. Call `give_streams` before the event loop runs again.
         """
         dialect, files, answer = self.dialect, self._files, self._answer
-        pipes = 1 - self._pipes if self._must_move else None
+        pipes = 1 - self._pipes if self._needs_other_pipes() else None
         risky = dialect.may_abort(spec.command, answer.flags)
         saves_state = risky and dialect.saves_state and "EXIT" not in answer.traps
         step = ShellStep(
@@ -375,7 +384,7 @@ class ShellProgram:
         working directory.
         """
         pending, self._pending = self._pending, _NO_CLEANUP
-        self._must_move = self._has_had_children()
+        self._note_children()
         if pending.back is None:
             self._update_cwd()
         else:
@@ -409,19 +418,27 @@ class ShellProgram:
             self._saved.ensure()
             self.send(self.dialect.save_exports(self._files.quoted_pipes))
 
-    def _has_had_children(self) -> bool:
-        """Whether another process may hold the pipes: the shell has waited for a child, or left one behind."""
-        if self._is_alone():
-            return False
-        # If the check above spared some commands this one, the faults of their children count as well.
+    def _note_children(self) -> None:
+        """Note whether the last command had a child, and whether one may still hold the pipes."""
         before, self._faults = self._faults, reaped_faults(self._stat)
-        return self._has_job or self._faults != before or self._faults < 0
+        # Without a child, the shell has neither waited for one nor left one behind.
+        self._had_child = self._has_job or self._faults != before or self._faults < 0
+        self._must_move = self._had_child and not self._is_alone()
+
+    def _needs_other_pipes(self) -> bool:
+        """Whether a child may still hold the pipes, or may have made them non-blocking.
+
+        The flags are those of the pipes only while the shell is reading its next line: until then it may still have
+        redirected its descriptors for the answer.
+        """
+        if self._must_move or not self._had_child:
+            return self._must_move
+        return not (self.reads_line() and has_blocking_output(self.pid))
 
     def _is_alone(self) -> bool:
         """Whether it is the only process of its cgroup, which it had joined before its last command.
 
-        A child of its child may be anywhere, but not outside of the cgroup. To read the members costs less than to
-        read its page faults.
+        A child of its child may be anywhere, but not outside of the cgroup.
         """
         process = self.process
         cgroup = process.tree.cgroup
