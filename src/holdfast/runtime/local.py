@@ -341,6 +341,8 @@ class LocalExec:
         terminal = self.terminals.terminal(terminal_id)
         check_bytes(max_bytes or 0)
         size = DEFAULT_READ_BYTES if max_bytes is None else max_bytes
+        if wait <= 0 or terminal.token > since:
+            await asyncio.sleep(0)  # as in `read`
         return await read_terminal(
             terminal, since, size, wait, timing=timing, marks=marks, until=until, gather=gather
         )

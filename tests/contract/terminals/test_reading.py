@@ -26,6 +26,17 @@ from tests.contract.terminals.ways import (
 )
 
 
+async def test_reads_in_a_loop_reach_later_output(terminal: Terminal) -> None:
+    """A read that never suspends would keep the event loop of `inprocess` from the terminal that it reads."""
+    await terminal.send("echo on''e\n")
+    for _ in range(50_000):
+        read = await terminal.read(wait=1)
+        if b"one\r\n" in b"".join(event.payload for event in read.events):
+            break
+    else:
+        pytest.fail("the output did not arrive")
+
+
 async def test_events_come_in_their_order_and_say_what_happened(terminal: Terminal) -> None:
     first = await terminal.read()
     assert first.events[0].type == "resize"
