@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -219,16 +220,40 @@ async def test_a_prompt_for_a_password(opened: Callable[..., Any]) -> None:
     assert b"hunter2" not in b"".join(event.payload for event in everything.events)
 
 
-@pytest.mark.parametrize("command", ["sleep 1000", "for ((;;)); do :; done", "sh -c 'while :; do :; done'"])
-async def test_what_does_not_wait_for_input(opened: Callable[..., Any], command: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [("sleep 1000", "sleep"), ("for ((;;)); do :; done", "bash"), ("sh -c 'while :; do :; done'", "sh")],
+)
+async def test_what_does_not_wait_for_input(opened: Callable[..., Any], command: str, program: str) -> None:
     terminal = await opened()
     await terminal.send(f"{command}\n")
-    await until_status(terminal, lambda status: status.state == "BUSY")
+    # A signal before the program is in the foreground would go to the shell, which disregards it.
+    await until_status(terminal, lambda status: status.state == "BUSY" and status.foreground == program)
     for _ in range(50):
         status = await terminal.describe()
         assert status.awaiting_input is False
     await terminal.control("SIGINT")
     assert (await terminal.wait_until_idle(PATIENCE)).last_exit_code == 130
+
+
+async def test_a_cancelled_command_is_interrupted_once_its_program_runs(tmp_path: Path) -> None:
+    """The shell disregards the first interrupt, as bash does while it starts a program."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    config = ExecServerConfig(spool_directory=str(tmp_path), interrupt_grace_seconds=PATIENCE)
+    async with holdfast.connect("inprocess", config=config) as box, await box.terminal("bash") as terminal:
+        token = (await terminal.describe()).token
+        command = f"trap '' INT; read -r <{gate}; trap - INT; sleep 1000"
+        running = asyncio.create_task(terminal.run(command))
+        while not any(event.type == "command" for event in (await terminal.read(token, wait=0.1)).events):
+            pass
+        running.cancel()
+        await asyncio.wait([running])
+        # Opened for both directions, the pipe holds the line until the shell reads it.
+        pipe = os.open(gate, os.O_RDWR)
+        os.write(pipe, b"go on\n")
+        assert (await terminal.run("echo on", PATIENCE)).output == "on\n"
+        os.close(pipe)
 
 
 # --- several at once ----------------------------------------------------------------------------------------------

@@ -561,6 +561,11 @@ class LiveTerminal:
         if group not in (0, self.process.pid, self.process.own_group):
             self.process.signal_group(group, number)
 
+    def runs_program(self) -> bool:
+        """Whether a program is in the foreground, and not the shell or its child that has not executed one yet."""
+        shell, group = self.process.pid, self.process.foreground_group()
+        return group not in (0, shell, self.process.own_group) and _name(group) != _name(shell)
+
     # --- its end ---------------------------------------------------------------------------------------------
 
     async def close(self, mode: CloseMode, jobs: JobsAtClose, grace: float) -> None:

@@ -150,11 +150,33 @@ async def _run_in_flight(terminal: LiveTerminal, flight: CommandInFlight, run: R
     try:
         return await _run(terminal, flight, run)
     except asyncio.CancelledError:
-        if flight.was_typed and flight.exit_code is None and not terminal.is_over:
-            terminal.interrupt()
+        if flight.was_typed:
+            await _interrupt(terminal, flight)
         raise
     finally:
         terminal.in_flight = None
+
+
+async def _interrupt(terminal: LiveTerminal, flight: CommandInFlight) -> None:
+    """Type Ctrl-C until it has reached the program of a command, which may ignore it, or the command has ended.
+
+    bash disregards an interrupt that arrives between its start of a program and the program's own group in the
+    foreground; the child disregards it until it has executed the program.
+    """
+
+    def is_over() -> bool:
+        return flight.exit_code is not None or terminal.is_over
+
+    for _ in range(_INTERRUPTS):
+        if is_over():
+            return
+        has_program = terminal.runs_program()
+        terminal.interrupt()
+        if has_program:
+            return
+        await terminal.until(
+            lambda: is_over() or terminal.runs_program(), terminal.grace, polls=lambda: True, over_is_fine=True
+        )
 
 
 async def _empty_line(terminal: LiveTerminal) -> None:
