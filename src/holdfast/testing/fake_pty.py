@@ -210,6 +210,9 @@ class ScriptedTerminal(LiveTerminal):
     def _is_secret(self) -> bool:
         return self._stub.canonical and not self._stub.echo
 
+    def runs_program(self) -> bool:
+        return True  # no interrupt is disregarded
+
     def signal_foreground(self, number: signals.Signals) -> None:
         self._stub.signalled(number.name.removeprefix("SIG"))
 
