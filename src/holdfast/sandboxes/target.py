@@ -23,8 +23,8 @@ from holdfast.sandboxes.install.installation import (
     FOUND,
     INSTALL_SECONDS,
     MISSING,
-    QUESTION,
     RETRY_SECONDS,
+    TREE_REQUEST,
     BundleChoice,
     Installation,
 )
@@ -149,11 +149,11 @@ class CommandTarget(SandboxTarget):
         try:
             async with asyncio.timeout(seconds) as limit:
 
-                async def reply(question: bytes) -> AsyncIterator[bytes]:
+                async def reply(request: bytes) -> AsyncIterator[bytes]:
                     nonlocal seconds
                     seconds = INSTALL_SECONDS
                     limit.reschedule(asyncio.get_running_loop().time() + seconds)
-                    async for piece in self.installation.reply(self, question):
+                    async for piece in self.installation.reply(self, request):
                         yield piece
 
                 return await self.start_channel(argv, receiver, report, reply if requests else None)
@@ -169,7 +169,7 @@ class CommandTarget(SandboxTarget):
     ) -> Channel:
         """Run a command inside with its stdin and stdout as a channel, once it printed `report` if that is set.
 
-        `reply` gives the input for a `QUESTION` before that.
+        `reply` gives the input for a `TREE_REQUEST` before that.
         """
         return await stdio.dial(
             self.command(argv),
@@ -179,7 +179,7 @@ class CommandTarget(SandboxTarget):
             name=self.address,
             explain=self.channel_ended,
             report=report,
-            question=QUESTION,
+            request=TREE_REQUEST,
             reply=reply,
         )
 

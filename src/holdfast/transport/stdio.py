@@ -51,18 +51,18 @@ class _Command:
         grace: float,
         explain: Callable[[ConnectionLost], Exception] | None,
         report: bytes | None,
-        question: bytes | None,
+        request: bytes | None,
     ) -> None:
         self._explain = explain
         self._report = report
-        self._question = question
+        self._request = request
         self._loop = asyncio.get_running_loop()
         #: Set when the report has come; an error if the command ended before it.
         self.reported: asyncio.Future[None] = self._loop.create_future()
         if report is None:
             self.reported.set_result(None)
-        #: The first line before the report that begins with `question`.
-        self.asked: asyncio.Future[bytes] = self._loop.create_future()
+        #: The first line before the report that begins with `request`.
+        self.requested: asyncio.Future[bytes] = self._loop.create_future()
         self._process = process
         self._receiver = receiver
         self._name = name
@@ -90,8 +90,8 @@ class _Command:
             if not self.reported.done() and bytes(message) == self._report:
                 self.reported.set_result(None)
                 return
-            if self._question is not None and not self.asked.done() and bytes(message).startswith(self._question):
-                self.asked.set_result(bytes(message))
+            if self._request is not None and not self.requested.done() and bytes(message).startswith(self._request):
+                self.requested.set_result(bytes(message))
                 return
             if not self.reported.done() or bytes(message[:64]).lstrip()[:1] != b"{":
                 self._keep(bytes(message) + b"\n")
@@ -226,7 +226,7 @@ async def dial(
     name: str | None = None,
     explain: Callable[[ConnectionLost], Exception] | None = None,
     report: bytes | None = None,
-    question: bytes | None = None,
+    request: bytes | None = None,
     reply: Callable[[bytes], AsyncIterator[bytes]] | None = None,
 ) -> CommandChannel:
     """Run `argv` and use its stdin and stdout as a channel. `env` is its whole environment; None: this process's.
@@ -234,7 +234,7 @@ async def dial(
     The error of a lost connection has the end of the command's stderr and `name` (default: the whole command);
     `explain` may replace it. With a `report`, which needs `explain`, the function returns once the command printed
     that line, and raises the error of `explain` if the command exits first. A command that prints a line with the
-    prefix `question` before its report gets the bytes of `reply` for this line as its input. The command gets its
+    prefix `request` before its report gets the bytes of `reply` for this line as its input. The command gets its
     own session, so that a Ctrl-C at the terminal does not end it.
     """
     if not argv:
@@ -253,14 +253,14 @@ async def dial(
         )
     except OSError as error:
         raise CommandNotFound(f"{argv[0]}: {error.strerror}") from error
-    command = _Command(process, receiver, name, grace, explain, report, question)
+    command = _Command(process, receiver, name, grace, explain, report, request)
     channel = CommandChannel(process, command, name, max_message_bytes, lend)
     try:
         if reply is not None:
-            either: set[asyncio.Future[Any]] = {command.reported, command.asked}
+            either: set[asyncio.Future[Any]] = {command.reported, command.requested}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if command.asked.done():
-                await _send_reply(channel, command, reply(command.asked.result()))
+            if command.requested.done():
+                await _send_reply(channel, command, reply(command.requested.result()))
         await command.reported
     except BaseException:
         command.reported.cancel()

@@ -48,7 +48,7 @@ _TRIED: Final = "holdfast-tried: "
 
 #: The line on stdout of a boot script that has prepared a directory and reads the tree from its stdin next: the
 #: machine. The reply is one line, `plain` or `gzip` and the size of the tar, then the tar, and nothing after it.
-QUESTION: Final = b"holdfast-needs: "
+TREE_REQUEST: Final = b"holdfast-needs: "
 #: The size of a piece of that reply.
 _PIECE_BYTES: Final = 256 * 1024
 
@@ -157,7 +157,7 @@ for p in {" ".join(_NEEDED)} head cat; do command -v $p > /dev/null 2>&1 || exit
     [ $(($1 - b * 65536)) = 0 ] || head -c $(($1 - b * 65536))
   }}
   fetch() {{
-    echo "{QUESTION.decode()}$h" >&3
+    echo "{TREE_REQUEST.decode()}$h" >&3
     read -r z size || return 1
     [ "$z" = gzip ] && z=-z || z=
     exactly "$size" | {{ tar -x $z -o -f - -C "$t"; c=$?; cat > /dev/null; [ $c = 0 ]; }}
@@ -213,7 +213,7 @@ class Installation:
     async def command(self, runner: CommandRunner, *verb: str, requests: bool = False) -> list[str]:
         """Return the command inside that runs a verb; it exits with `MISSING` if no server is installed.
 
-        With `requests`, its script requests a missing server by `QUESTION` before, and installs it.
+        With `requests`, its script requests a missing server by `TREE_REQUEST` before, and installs it.
         """
         if self._tree is not None:
             return [*self_exec.in_bundle(self._tree), "-m", "holdfast", *verb]
@@ -255,10 +255,10 @@ class Installation:
         else:
             await self._unpack(runner, chosen)
 
-    async def reply(self, runner: CommandRunner, question: bytes) -> AsyncIterator[bytes]:
-        """Yield the reply to the `QUESTION` of a boot script, in pieces."""
+    async def reply(self, runner: CommandRunner, request: bytes) -> AsyncIterator[bytes]:
+        """Yield the reply to the `TREE_REQUEST` of a boot script, in pieces."""
         chosen = await self._choose(runner)
-        _check_machine(runner, chosen, question.removeprefix(QUESTION).decode(errors="replace"))
+        _check_machine(runner, chosen, request.removeprefix(TREE_REQUEST).decode(errors="replace"))
         archive, is_plain = await self._archive(runner, chosen)
         # A file of the local cache, which is in memory after the first sandbox.
         with open(archive, "rb") as file:  # noqa: ASYNC230
