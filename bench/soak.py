@@ -50,13 +50,21 @@ class Soak:
     """One run: the workers, what they have done, and what was seen of the programs meanwhile."""
 
     def __init__(
-        self, server: RunningServer, box: Sandbox, *, seconds: float, kill_seconds: float, sample_seconds: float
+        self,
+        server: RunningServer,
+        box: Sandbox,
+        *,
+        seconds: float,
+        kill_seconds: float,
+        sample_seconds: float,
+        pause_seconds: float,
     ) -> None:
         self._server = server
         self._box = box
         self._seconds = seconds
         self._kill_seconds = kill_seconds
         self._sample_seconds = sample_seconds
+        self._pause_seconds = pause_seconds
         self._began = monotonic()
         self._life = 0
         self._random = random.Random(5)
@@ -99,7 +107,7 @@ class Soak:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await piece()
             self.done[name] += 1
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(self._pause_seconds)
 
     # --- the work --------------------------------------------------------------------------------------------
 
@@ -198,7 +206,9 @@ class Soak:
             return channels[-1]
 
         while True:
-            connection = ChannelConnection(dial, address=address, client_name="soak")
+            connection = ChannelConnection(
+                dial, address=address, client_name="soak", handshake_timeout=PATIENCE_SECONDS
+            )
             try:
                 await connection.open()
             except ConnectionLost:
@@ -262,10 +272,17 @@ def _disk_bytes(directory: str) -> int:
     return total
 
 
-async def soak(*, seconds: float, kill_seconds: float, sample_seconds: float) -> Soak:
+async def soak(*, seconds: float, kill_seconds: float, sample_seconds: float, pause_seconds: float) -> Soak:
     with running_server(settings=SETTINGS) as server:
         async with holdfast.connect(server.address("unix")) as box:
-            run = Soak(server, box, seconds=seconds, kill_seconds=kill_seconds, sample_seconds=sample_seconds)
+            run = Soak(
+                server,
+                box,
+                seconds=seconds,
+                kill_seconds=kill_seconds,
+                sample_seconds=sample_seconds,
+                pause_seconds=pause_seconds,
+            )
             try:
                 await run.run()
             # The samples until then are still evaluated.
@@ -277,7 +294,12 @@ async def soak(*, seconds: float, kill_seconds: float, sample_seconds: float) ->
 def main() -> int:
     options = _options()
     run = asyncio.run(
-        soak(seconds=options.seconds, kill_seconds=options.kill_seconds, sample_seconds=options.sample_seconds)
+        soak(
+            seconds=options.seconds,
+            kill_seconds=options.kill_seconds,
+            sample_seconds=options.sample_seconds,
+            pause_seconds=options.pause_seconds,
+        )
     )
     steadiness.write_csv(f"{options.output}.csv", run.samples)
     steadiness.write_svg(f"{options.output}.svg", run.samples, run.kills)
@@ -306,6 +328,12 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--sample-seconds", type=float, default=SAMPLE_SECONDS, help="how often to look (%(default)s)"
+    )
+    parser.add_argument(
+        "--pause-seconds",
+        type=float,
+        default=PAUSE_SECONDS,
+        help="between two pieces of work; longer beside other work on the machine (%(default)s)",
     )
     parser.add_argument(
         "--output", default="bench/soak", metavar="PATH", help="where the samples and the plot go (%(default)s)"
