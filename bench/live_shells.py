@@ -116,7 +116,7 @@ async def lines_of_a_shell(scale: Scale) -> list[Row]:
             baseline_what="subprocess.run(..., capture_output=True)",
             baseline=figures(taken["bare"]),
             measured=figures(taken["shell"]),
-            target=Target("ratio at least", 0.3),
+            target=Target("ratio at least", 0.95),
         )
     ]
 
@@ -151,7 +151,7 @@ async def shells_at_once(scale: Scale) -> list[Row]:
             baseline_what=f"{SHELLS} times {BARE}",
             baseline=figures(taken["bare"]),
             measured=figures(taken["shells"]),
-            target=Target("at least", 4000.0),
+            target=Target("at least", 10_000.0),
         )
     ]
 

@@ -132,7 +132,7 @@ async def _connections(engine: ContainerEngine, scale: Scale) -> list[Row]:
             baseline_what=what,
             baseline=baseline,
             measured=latencies(firsts),
-            target=Target("at most", 3000.0),
+            target=Target("ratio at most", 5.0),
         ),
         compare(
             "box-second",
@@ -164,7 +164,7 @@ async def _stream(engine: ContainerEngine, scale: Scale) -> list[Row]:
             baseline_what="`docker exec NAME cat`, its pipe read",
             baseline=figures(taken["docker"]),
             measured=figures(taken["inside"]),
-            target=Target("ratio at least", 0.5),
+            target=Target("ratio at least", 0.8),
         )
     ]
 

@@ -163,7 +163,7 @@ async def beside_a_crowd(scale: Scale) -> list[Row]:
             baseline_what="with none running",
             baseline=latencies(none.answered),
             measured=latencies(crowd.answered),
-            target=Target("ratio at most", 1.5),
+            target=Target("ratio at most", 1.2),
         ),
         compare(
             "start-1000-exited",

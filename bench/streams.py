@@ -72,7 +72,7 @@ async def over_unix(scale: Scale) -> list[Row]:
     with running_server() as server:
         async with talking_to(server.address("unix")) as api:
             taken = await interleave(scale.stream_rounds, {"bare": _bare(blocks), "remote": _remote(api, blocks)})
-    return [_rates("unix", f"{size_of(blocks)} to a client, Unix socket", taken, Target("ratio at least", 0.3))]
+    return [_rates("unix", f"{size_of(blocks)} to a client, Unix socket", taken, Target("ratio at least", 0.9))]
 
 
 async def over_websocket(scale: Scale) -> list[Row]:
