@@ -128,6 +128,11 @@ export type Chunk = {
   timestamp: string;
 };
 
+// The events that change what the page of a session shows. MODEL_CALL is sent only to subscriptions that name it.
+export const PAGE_EVENTS = [
+  ...["IDLE_WARNING", "IDLE_TIMEOUT", "LIFETIME_WARNING", "RESOURCE_THRESHOLD", "POLICY_VIOLATION", "SANDBOX_ENDING"],
+  ...["SESSION_CREATED", "SESSION_CLOSED", "SESSION_ERROR", "APPROVAL_REQUESTED", "APPROVAL_ANSWERED", "TAKEN_OVER", "RELEASED", "MODEL_CALL"],
+];
 export type SessionEvent = { sessionId: string; type: string; detail: string; token: string; timestamp: string };
 
 export type Sample = {

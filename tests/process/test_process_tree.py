@@ -370,19 +370,20 @@ async def test_a_kill_waits_for_descriptors_and_is_then_complete(box: LocalExec)
     assert marked(box) == []
 
 
-async def test_a_table_that_cannot_be_read_is_told_and_nobody_hangs(
+async def test_a_process_table_that_cannot_be_read_is_an_error_and_no_hang(
     box: LocalExec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.runtime.tree.process_tree.KILL_TIMEOUT", 0.1)
     await box.start(ProcessSpec("p", ("sleep", "1000")))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
-        async with asyncio.timeout(SAFETY_NET):
-            with pytest.raises(ResourceExhausted, match="/proc"):
-                await box.terminate("p", force=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with monkeypatch.context() as patches:
+        patches.setattr("holdfast.runtime.tree.process_tree.KILL_TIMEOUT", 0.1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            async with asyncio.timeout(SAFETY_NET):
+                with pytest.raises(ResourceExhausted, match="/proc"):
+                    await box.terminate("p", force=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert await box.terminate("p", force=True)
 
 

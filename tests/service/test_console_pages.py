@@ -144,27 +144,29 @@ async def test_calls_of_a_real_bridge_are_in_the_session(
     session = new_session(service, agent, kind="SHELL")
     await console.enter(service.operator, f"/sessions/{session}")
     await expect(console.page.locator(".overview")).to_contain_text("Policy")
-    async with fake_provider() as provider:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "holdfast", "bridge", "--session", session, "--port", "0"),
-            *("--upstream", provider.url, "--key-env", "KEY", "--price", "small=1000/2000"),
-            *("--", sys.executable, "-c", AGENT),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={
-                **service.home.environ,
-                "KEY": "sk-of-the-host-0123456789",
-                "HOLDFAST_SERVICE_ADDRESS": service.grpc,
-                "HOLDFAST_SERVICE_TOKEN": agent,
-            },
-        )
-        printed, complaints = await process.communicate()
-    assert (process.returncode, printed, complaints) == (0, b"hello\n401\n", b"")
-    assert [each.json["model"] for each in provider.requested] == ["small", "unauthorized"]
-    # 10 tokens in and 5 out, at these prices for a million.
-    await expect(console.page.locator(".overview")).to_contain_text("2 calls · 15 tokens · cost 0.02")
+    # 10 tokens in and 5 out, at these prices for a million. The calls of the second bridge change nothing else that
+    # the page shows of the session.
+    for shown in ("2 calls · 15 tokens · cost 0.02", "4 calls · 30 tokens · cost 0.04"):
+        async with fake_provider() as provider:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "holdfast", "bridge", "--session", session, "--port", "0"),
+                *("--upstream", provider.url, "--key-env", "KEY", "--price", "small=1000/2000"),
+                *("--", sys.executable, "-c", AGENT),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env={
+                    **service.home.environ,
+                    "KEY": "sk-of-the-host-0123456789",
+                    "HOLDFAST_SERVICE_ADDRESS": service.grpc,
+                    "HOLDFAST_SERVICE_TOKEN": agent,
+                },
+            )
+            printed, complaints = await process.communicate()
+        assert (process.returncode, printed, complaints) == (0, b"hello\n401\n", b"")
+        assert [each.json["model"] for each in provider.requested] == ["small", "unauthorized"]
+        await expect(console.page.locator(".overview")).to_contain_text(shown)
     await console.page.get_by_role("tab", name="Models").click()
-    await expect(console.page.locator(".model-calls li")).to_have_count(2)
+    await expect(console.page.locator(".model-calls li")).to_have_count(4)
     await expect(console.page.locator(".model-calls")).to_contain_text("✗ 401")
     await expect(console.page.locator(".models")).to_contain_text("small")
     await console.unharmed()

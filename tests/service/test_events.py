@@ -12,6 +12,7 @@ from holdfast.service.problems import BadToken, Unavailable
 from holdfast.service.sessions.following.events import Watch, audit_entry, event_entry
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.store.types import MISSED, RowNotice
+from holdfast.service.types import EventType
 from holdfast.testing import FakeClock, FakeExec
 from holdfast.testing.clock import settle
 from tests.service.fakes import ANN, BOB, OPERATOR, MemoryStore, connecting, make_manager, running
@@ -121,16 +122,25 @@ async def test_only_the_types_that_were_asked_for(manager: SessionManager) -> No
     await subscriber.stop()
 
 
-async def test_the_end_of_a_command_is_an_event_for_those_that_name_it(manager: SessionManager) -> None:
+@pytest.mark.parametrize(
+    ("type_", "body", "detail"),
+    [
+        ("COMMAND_ENDED", {"exit_code": 3}, "cmd-1: exit code 3"),
+        ("MODEL_CALL", {"model": "small", "status": 401}, "small: status 401"),
+    ],
+)
+async def test_rows_of_which_there_are_many_are_events_for_those_that_name_them(
+    manager: SessionManager, type_: EventType, body: dict[str, object], detail: str
+) -> None:
     session_id = await make(manager)
-    named = Subscriber(manager.events(ANN, session_id, types=("COMMAND_ENDED", "SESSION_CLOSED")))
+    named = Subscriber(manager.events(ANN, session_id, types=(type_, "SESSION_CLOSED")))
     others = Subscriber(manager.events(ANN, session_id))
     await settle()
     record = await manager.store.session(session_id)
-    await manager.store.append([audit_entry(record, 1000.0, "command_ended", "cmd-1", exit_code=3)])
+    await manager.store.append([audit_entry(record, 1000.0, type_.lower(), "cmd-1", **body)])
     await manager.close(ANN, session_id)
     await settle()
-    assert [(event.type, event.detail) for event in named.heard[:1]] == [("COMMAND_ENDED", "cmd-1: exit code 3")]
+    assert [(event.type, event.detail) for event in named.heard[:1]] == [(type_, detail)]
     assert named.types[1:] == ["SESSION_CLOSED"]
     assert others.types == ["SESSION_CLOSED"]
 

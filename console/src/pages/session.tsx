@@ -10,6 +10,7 @@ import { loadRecording, Player, saveCast, type Recording } from "../player.tsx";
 import { go, Link, usePlace, withQuery } from "../router.tsx";
 import { ShellBlocks } from "../shell_blocks.tsx";
 import { Timeline, type Mark } from "../timeline.tsx";
+import { PAGE_EVENTS } from "../types.ts";
 import type { Approval, AuditRecord, Caller, Command, ModelCalls, Sample, Session, SessionEvent, State, Summary } from "../types.ts";
 import { bodyOf } from "../audit_words.tsx";
 import { ACTIONS, AuditTable, commandTexts, withoutStarts } from "./audit.tsx";
@@ -43,17 +44,21 @@ export function SessionPage({ id, caller }: { id: string; caller: Caller }) {
   useEffect(() => {
     let since = "";
     let timer = 0;
+    let last = 0;
+    // Events in quick succession are one refresh, and a stream of events does not abort every load by the next one.
     const refresh = () => {
-      clearTimeout(timer);
+      if (timer) return;
       timer = window.setTimeout(() => {
+        timer = 0;
+        last = performance.now();
         session.reload();
         commands.reload();
         marks.reload();
         asks.reload();
         models.reload();
-      }, 150);
+      }, Math.max(150, last + 1000 - performance.now()));
     };
-    const events = stream<SessionEvent>("SubscribeSessionEvents", () => ({ sessionId: id, since }), (event) => {
+    const events = stream<SessionEvent>("SubscribeSessionEvents", () => ({ sessionId: id, since, types: PAGE_EVENTS }), (event) => {
       since = event.token;
       refresh();
     });

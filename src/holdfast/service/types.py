@@ -28,6 +28,7 @@ EventType = Literal[
     "LIFETIME_WARNING",
     "SESSION_ERROR",
     "COMMAND_ENDED",
+    "MODEL_CALL",
     "TAKEN_OVER",
     "RELEASED",
     "SANDBOX_ENDING",

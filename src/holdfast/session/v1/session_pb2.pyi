@@ -434,6 +434,7 @@ class SessionEvent(_message.Message):
         TAKEN_OVER: _ClassVar[SessionEvent.Type]
         RELEASED: _ClassVar[SessionEvent.Type]
         SANDBOX_ENDING: _ClassVar[SessionEvent.Type]
+        MODEL_CALL: _ClassVar[SessionEvent.Type]
     IDLE_WARNING: SessionEvent.Type
     IDLE_TIMEOUT: SessionEvent.Type
     RESOURCE_THRESHOLD: SessionEvent.Type
@@ -448,6 +449,7 @@ class SessionEvent(_message.Message):
     TAKEN_OVER: SessionEvent.Type
     RELEASED: SessionEvent.Type
     SANDBOX_ENDING: SessionEvent.Type
+    MODEL_CALL: SessionEvent.Type
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]

@@ -1,8 +1,9 @@
 """Subscriptions to events, and the hub that distributes the store's notices of new audit rows.
 
-An event is a row of kind `event`, or, for a subscriber that names `COMMAND_ENDED`, of kind `command_ended`. A
-subscription reads rows from the store at its own speed and waits for notices in between. Nothing is queued for it,
-so a slow subscriber delays only itself, and one that reconnects resumes after its token.
+An event is a row of kind `event`; for a subscriber that names `COMMAND_ENDED` or `MODEL_CALL`, also a row of kind
+`command_ended` or `model_call`. A subscription reads rows from the store at its own speed and waits for notices in
+between. Nothing is queued for it, so a slow subscriber delays only itself, and one that reconnects resumes after
+its token.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _MAX_SESSIONS: Final = 10_000
 _RETRY_SECONDS: Final = 1.0
 
 _Found = TypeVar("_Found")
+#: Kinds of rows that are events only for a subscriber that names the type: there are many of each in a session.
+_BY_NAME: Final[dict[str, EventType]] = {"command_ended": "COMMAND_ENDED", "model_call": "MODEL_CALL"}
 #: Whether a watch is woken for a row.
 IsNews = Callable[[RowNotice], bool]
 
@@ -176,8 +179,7 @@ class EventStreams:
         """Yield the events after `since`, then new ones. A subscription to one session ends with it."""
         agent_id = "" if caller.role == "operator" else caller.agent_id
         position = _read_position(since) if since else None
-        # Every command of every session: only for a subscriber that names it.
-        kinds = ("event", "command_ended") if "COMMAND_ENDED" in types else ("event",)
+        kinds = ("event", *(kind for kind, type_ in _BY_NAME.items() if type_ in types))
         with self._notices.watch(session_id) as watch:
             start = self._clock.time()
             #: The last delivered row of each session, and sessions of other agents, to ignore their notices.
@@ -257,7 +259,11 @@ def _event(row: AuditRow, types: Sequence[EventType]) -> SessionEvent | None:
     if row.kind == "command_ended":
         code = body.get("exit_code")
         detail = f"{row.command_id}: " + ("exit code unknown" if code is None else f"exit code {code}")
-        body = {"type": "COMMAND_ENDED", "detail": detail, "state": "IDLE"}
+        body = {"detail": detail, "state": "IDLE"}
+    elif row.kind == "model_call":
+        detail = f"{body.get('model') or body.get('path')}: status {body.get('status')}"
+        body = {"detail": detail, "state": "RUNNING"}
+    body.setdefault("type", _BY_NAME.get(row.kind))
     if types and body["type"] not in types:
         return None
     return SessionEvent(
