@@ -23,7 +23,7 @@ from bench.servers import BenchmarkError, memory_bytes
 from holdfast.bridge import Limits, Upstream, sandbox_agent_bridge
 from tests.support.servers import running_server, server_environment
 
-ADDED_MS: Final = 3.0
+ADDED_MS: Final = 1.0
 #: Of a model that is fast: a hundred tokens a second.
 EVERY_MS: Final = 10.0
 PACED_EVENTS: Final = 50

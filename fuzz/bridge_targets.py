@@ -175,7 +175,7 @@ def proxy_http(data: bytes) -> None:
 async def _talk(pieces: list[bytes]) -> list[HttpRequest]:
     requested: list[HttpRequest] = []
 
-    async def answer(request: HttpRequest, connection: HttpConnection) -> None:
+    def answer(request: HttpRequest, connection: HttpConnection) -> None:
         requested.append(request)
         connection.respond(200, b"{}")
 

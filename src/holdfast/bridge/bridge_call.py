@@ -51,7 +51,7 @@ class BridgeCall:
         self._first_token: float | None = None
         self._request = Excerpt()
         self._request.add(request.body)
-        self._request_text: str | None = None
+        self._latency = 0.0
         self._reply = Excerpt()
 
     def note(self, piece: HttpHead | bytes) -> None:
@@ -63,15 +63,9 @@ class BridgeCall:
             self._first_token = self._clock() - self._started
         self._reply.add(piece)
 
-    def redact_request(self, redaction: Redaction) -> str:
-        """Return the request for the record.
-
-        The first call is made while the model works, so that the search for keys in a long conversation does not
-        delay the end of the answer.
-        """
-        if self._request_text is None:
-            self._request_text = redaction.for_record(self._request.bytes())
-        return self._request_text
+    def end(self) -> None:
+        """Note the end of the call."""
+        self._latency = self._clock() - self._started
 
     def failure(self, error: Exception) -> tuple[HttpHead, bytes]:
         """Return the error as a response in the caller's dialect; raise it if the response has already begun."""
@@ -107,23 +101,22 @@ class BridgeCall:
         return self.answering.estimate(), True
 
     def record(self, number: int, at: float, limits: BridgeLimits, redaction: Redaction) -> CallRecord:
-        """Return the record of the finished call."""
+        """Return the record of a call that ended `at` this time."""
         usage, estimated = self.usage()
         price = limits.price_of(self.paid_model)
         error = self.error
         if isinstance(self.answering, FunctionAnswer) and self.answering.error:
             error = self.answering.error
-        latency = self._clock() - self._started
         return CallRecord(
             number=number,
-            started_at=at - latency,
+            started_at=at - self._latency,
             method=self.request.method,
             path=self.request.path,
             dialect="" if self.route is None else self.route.dialect,
             model=self.model,
             stream=self.stream,
             status=self.status,
-            request=self.redact_request(redaction),
+            request=redaction.for_record(self._request.bytes()),
             reply=redaction.for_record(self._reply.bytes()),
             request_bytes=self._request.length,
             reply_bytes=self._reply.length,
@@ -131,7 +124,7 @@ class BridgeCall:
             usage_estimated=estimated,
             money=0.0 if usage is None or price is None else price.of(usage),
             first_token=self._first_token,
-            latency=latency,
+            latency=self._latency,
             cancelled=not self.complete and not error,
             error=redaction.for_record(error.encode(errors="replace")),
         )

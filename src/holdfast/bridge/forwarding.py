@@ -56,7 +56,7 @@ class ForwardedAnswer:
 
     async def pieces(self) -> AsyncGenerator[HttpHead | bytes, None]:
         """Yield the head when the body begins, then the body as it arrives."""
-        async with self._provider.send(self._request, self._dialect.name) as answer:
+        async with aclosing(await self._provider.send(self._request, self._dialect.name)) as answer:
             if answer.status == 401:
                 # The provider's message about the key stays on the host: some messages contain a part of the key.
                 detail = (await answer.whole()).decode(errors="replace")
@@ -71,15 +71,14 @@ class ForwardedAnswer:
                 return
             self._meter = UsageMeter(self._dialect.usage_in, is_stream=answer.is_stream)
             head: HttpHead | None = HttpHead(answer.status, answer.headers)
-            async with aclosing(answer.pieces()) as pieces:
-                async for piece in pieces:
-                    self._meter.feed(piece)
-                    passed = piece if self._filter is None else self._filter.feed(piece)
-                    if passed:
-                        if head is not None:
-                            yield head
-                            head = None
-                        yield passed
+            while piece := await answer.next_piece():
+                self._meter.feed(piece)
+                passed = piece if self._filter is None else self._filter.feed(piece)
+                if passed:
+                    if head is not None:
+                        yield head
+                        head = None
+                    yield passed
             if head is not None:
                 yield head
             if self._filter is not None and (rest := self._filter.end()):

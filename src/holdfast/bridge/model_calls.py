@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from types import TracebackType
 
 import msgspec
 
@@ -67,8 +67,20 @@ class ModelCalls:
         self._redaction = self._models.redaction
         self._limits = limits or BridgeLimits()
         self._on_call = on_call
-        self.calls = CallRecords()
-        self.spent = Spent()
+        self._calls = CallRecords()
+        self._spent = Spent()
+        #: Ended calls without a record, with the time of their end.
+        self._unrecorded: deque[tuple[BridgeCall, float]] = deque()
+
+    @property
+    def calls(self) -> CallRecords:
+        self._record_ended()
+        return self._calls
+
+    @property
+    def spent(self) -> Spent:
+        self._record_ended()
+        return self._spent
 
     async def handle(self, method: str, body: bytes) -> AsyncIterator[bytes]:
         """Handle a host call. Failures become error responses in the caller's dialect."""
@@ -81,18 +93,17 @@ class ModelCalls:
         return self._answer(request)
 
     async def aclose(self) -> None:
+        self._record_ended()
         await self._models.aclose()
 
     async def _answer(self, request: HttpRequest) -> AsyncGenerator[bytes, None]:
         call = BridgeCall(request, time.monotonic)
+        deadline = _Deadline(self._limits)
         try:
             try:
                 self._admit(call)
-                source = self._source(call)
-                # Runs once the request is sent and this task waits for the model.
-                asyncio.get_running_loop().call_soon(call.redact_request, self._redaction)
-                async with aclosing(source), aclosing(_in_time(source, self._limits)) as pieces:
-                    async for piece in pieces:
+                async with aclosing(self._source(call)) as source:
+                    while (piece := await deadline.next(source)) is not None:
                         call.note(piece)
                         yield pack_head(piece) if isinstance(piece, HttpHead) else piece
             except Exception as error:  # noqa: BLE001 - a function of the host's program may raise anything
@@ -103,6 +114,7 @@ class ModelCalls:
                 yield body
             call.complete = True
         finally:
+            deadline.cancel()
             self._ended(call)
 
     def _admit(self, call: BridgeCall) -> None:
@@ -110,7 +122,7 @@ class ModelCalls:
         refusal = refuse_request(self._limits, self.spent, request.path, len(request.body))
         if refusal is not None:
             raise refused(refusal)
-        self.spent = self.spent.begun()
+        self._spent = self.spent.begun()
         call.counted = True
 
     def _source(self, call: BridgeCall) -> Pieces:
@@ -166,7 +178,7 @@ class ModelCalls:
         if isinstance(found, Refusal):
             raise refused(found)
         call.reservation = found
-        self.spent = self.spent.reserved(found)
+        self._spent = self.spent.reserved(found)
 
     def _forwarded(self, call: BridgeCall, provider: ProviderClient) -> Pieces:
         answer = ForwardedAnswer(provider, call.request, call.dialect, needs_usage=self._limits.has_budget)
@@ -182,11 +194,25 @@ class ModelCalls:
         return _whole(render_model(route.model, route.dialect))
 
     def _ended(self, call: BridgeCall) -> None:
-        record = call.record(self.calls.total + 1, time.time(), self._limits, self._redaction)
+        """Record the call in the next turn of the event loop: the search for keys would delay the answer.
+
+        The end of the answer leaves in this turn. `calls`, `spent` and the next admission record the call at once.
+        """
+        call.end()
+        if not self._unrecorded:
+            asyncio.get_running_loop().call_soon(self._record_ended)
+        self._unrecorded.append((call, time.time()))
+
+    def _record_ended(self) -> None:
+        while self._unrecorded:
+            self._record(*self._unrecorded.popleft())
+
+    def _record(self, call: BridgeCall, at: float) -> None:
+        record = call.record(self._calls.total + 1, at, self._limits, self._redaction)
         if call.counted:
             tokens = 0 if record.usage is None else record.usage.total
-            self.spent = self.spent.ended(tokens, record.money, call.reservation)
-        self.calls.add(record)
+            self._spent = self._spent.ended(tokens, record.money, call.reservation)
+        self._calls.add(record)
         if self._on_call is not None:
             try:
                 self._on_call(record)
@@ -210,74 +236,70 @@ async def _embedded(model: ModelFunction, request: EmbeddingsRequest) -> Pieces:
     yield embeddings.render(vectors, request, TokenUsage(input=tokens))
 
 
-async def _in_time(pieces: Pieces, limits: BridgeLimits) -> Pieces:
-    """Yield the same pieces; raise ModelError (504) if the body does not begin, or end, in time."""
-    now = asyncio.get_running_loop().time()
-    last = None if limits.timeout is None else now + limits.timeout
-    first = None if limits.first_token_timeout is None else now + limits.first_token_timeout
-    deadline = _Deadline(min((each for each in (last, first) if each is not None), default=None))
-    has_begun = False
-    try:
-        while True:
-            try:
-                with deadline:
-                    piece = await anext(pieces, None)
-            except TimeoutError:
-                if not deadline.has_passed:
-                    raise
-                what = "ended" if has_begun else "begun"
-                raise ModelError(f"the response has not {what} in time", 504) from None
-            if piece is None:
-                return
-            if not has_begun and isinstance(piece, bytes):
-                has_begun = True
-                deadline.move(last)
-            yield piece
-    finally:
-        deadline.move(None)
-
-
 class _Deadline:
-    """Like `asyncio.timeout_at`, for a block that is entered again for every piece: one timer for all pieces.
+    """The time limits of one answer: until its body begins, and until its end. One timer serves all pieces.
 
-    A deadline that passes outside of the block takes effect when the block is entered next.
+    A limit that passes while no piece is awaited takes effect when the next one is.
     """
 
-    def __init__(self, when: float | None) -> None:
-        self._timer: asyncio.TimerHandle | None = None
+    def __init__(self, limits: BridgeLimits) -> None:
+        self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
+        self._last = None if limits.timeout is None else now + limits.timeout
+        first = None if limits.first_token_timeout is None else now + limits.first_token_timeout
+        self._when = min((each for each in (self._last, first) if each is not None), default=None)
+        self._timer = None if self._when is None else self._loop.call_at(self._when, self._check)
+        self._has_begun = False
+        self._has_passed = False
+        #: The task that awaits a piece, and whether its cancellation is the timer's.
         self._task: asyncio.Task[object] | None = None
-        self._cancelling = 0
         self._cancelled = False
-        self.has_passed = False
-        self.move(when)
 
-    def move(self, when: float | None) -> None:
+    async def next(self, pieces: Pieces) -> HttpHead | bytes | None:
+        """Return the next piece, None at the end; raise ModelError (504) if it does not come in time."""
+        if self._has_passed:
+            raise self._late()
+        self._task = task = asyncio.current_task()
+        assert task is not None
+        cancelling = task.cancelling()
+        try:
+            piece = await anext(pieces, None)
+        except asyncio.CancelledError:
+            # Another cancellation takes precedence, as with asyncio's timeouts.
+            if self._cancelled and task.uncancel() <= cancelling:
+                raise self._late() from None
+            raise
+        except BaseException:
+            if self._cancelled:
+                task.uncancel()
+            raise
+        finally:
+            self._task = None
+        if self._cancelled:
+            task.uncancel()
+            self._cancelled = False
+        if not self._has_begun and isinstance(piece, bytes):
+            self._has_begun = True
+            # Not earlier than before: the timer sets itself again.
+            self._when = self._last
+        return piece
+
+    def cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if when is not None:
-            self._timer = asyncio.get_running_loop().call_at(when, self._pass)
 
-    def _pass(self) -> None:
+    def _check(self) -> None:
         self._timer = None
-        self.has_passed = True
+        if self._when is None:
+            return
+        if self._loop.time() < self._when:
+            self._timer = self._loop.call_at(self._when, self._check)
+            return
+        self._has_passed = True
         if self._task is not None:
             self._cancelled = True
             self._task.cancel()
 
-    def __enter__(self) -> None:
-        if self.has_passed:
-            raise TimeoutError
-        self._task = asyncio.current_task()
-        assert self._task is not None
-        self._cancelling = self._task.cancelling()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        task, self._task = self._task, None
-        if self._cancelled and task is not None:
-            self._cancelled = False
-            # Another cancellation takes precedence, as with asyncio's timeouts.
-            if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-                raise TimeoutError from error
+    def _late(self) -> ModelError:
+        return ModelError(f"the response has not {'ended' if self._has_begun else 'begun'} in time", 504)

@@ -7,12 +7,14 @@ here and redacted from everything that comes back; a caller in the sandbox can n
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from fnmatch import translate
-from typing import TYPE_CHECKING, Final, Literal, cast
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
+
+import msgspec
 
 from holdfast.bridge.redaction import RedactedStream, Redaction
 from holdfast.errors import HoldfastError, InvalidParams
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     import ssl
 
     import httpx
+
+    from holdfast.bridge.provider_transport import ProviderTransport
 
 
 def _name_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
@@ -56,6 +60,10 @@ ERROR_BYTES: Final = 1024 * 1024
 #: Seconds until a provider accepts a connection, and of silence in the middle of a response.
 CONNECT_SECONDS: Final = 30.0
 SILENCE_SECONDS: Final = 600.0
+#: Heads of requests that are kept: one for each kind of agent and route in a sandbox, of up to 64 KiB each.
+HEADS: Final = 16
+#: Values of response headers that are kept with the result of their redaction.
+HEADER_VALUES: Final = 64
 #: Sent for agents without one: gateways of some providers reject requests without a user agent.
 USER_AGENT: Final = "holdfast"
 
@@ -144,45 +152,77 @@ class Upstream:
         return headers
 
 
+class _Outgoing(NamedTuple):
+    """The head of a request: its address, its headers without the length of the body, and all of it as bytes."""
+
+    url: httpx.URL
+    headers: list[tuple[bytes, bytes]]
+    head: bytes
+
+
 class ProviderAnswer:
     """Response of the provider: status, forwarded headers, and the body as it arrives, without the key."""
 
-    def __init__(self, response: httpx.Response, redaction: Redaction) -> None:
-        self.status = response.status_code
+    def __init__(
+        self,
+        status: int,
+        headers: list[tuple[bytes, bytes]],
+        body: httpx.AsyncByteStream,
+        redaction: Redaction,
+        redacted: Callable[[str], str],
+    ) -> None:
+        self.status = status
+        named: dict[str, str] = {}
+        for name, value in headers:
+            key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+            named[key] = f"{named[key]}, {text}" if key in named else text
         self.headers: Headers = tuple(
-            (name, redaction.text(value)) for name, value in response.headers.items() if _TO_CALLER.match(name)
+            [(name, redacted(value)) for name, value in named.items() if _TO_CALLER.match(name)]
         )
-        self.is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
-        self._response = response
-        self._redaction = redaction
+        self.is_stream = named.get("content-type", "").startswith("text/event-stream")
+        self._body = body
+        self._redacted = RedactedStream(redaction)
+        source: AsyncIterable[bytes] = body
+        if named.get("content-encoding", "identity") != "identity":
+            import httpx
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield each piece as it arrives from the network."""
-        stream = RedactedStream(self._redaction)
-        # A provider that compresses despite `identity` is decoded, and the header is not forwarded.
-        encoded = self._response.headers.get("content-encoding", "identity") != "identity"
-        # Both are generators; their types do not include `aclose`. The stream is `aiter_raw` without its checks.
-        taken = (
-            self._response.aiter_bytes() if encoded else aiter(cast("httpx.AsyncByteStream", self._response.stream))
-        )
-        source = cast("AsyncGenerator[bytes, None]", taken)
-        async with aclosing(source):
-            with _translated():
-                async for piece in source:
-                    if clean := stream.feed(piece):
-                        yield clean
-        if rest := stream.end():
-            yield rest
+            # A provider that compresses despite `identity` is decoded, and the header is not forwarded.
+            source = httpx.Response(status, headers=headers, stream=body).aiter_bytes()
+        self._source: AsyncIterator[bytes] | None = aiter(source)
+
+    async def next_piece(self) -> bytes:
+        """Return the next piece as it arrives from the network; empty at the end."""
+        import httpx
+
+        while self._source is not None:
+            try:
+                piece = await self._source.__anext__()
+            except StopAsyncIteration:
+                self._source = None
+                return self._redacted.end()
+            except httpx.HTTPError as error:
+                raise _failed(error) from None
+            if clean := self._redacted.feed(piece):
+                return clean
+        return b""
 
     async def whole(self, limit: int = ERROR_BYTES) -> bytes:
         """Return the body of an error, up to `limit` bytes."""
         body = bytearray()
-        async with aclosing(self.pieces()) as pieces:
-            async for piece in pieces:
-                body += piece
-                if len(body) >= limit:
-                    break
+        while len(body) < limit and (piece := await self.next_piece()):
+            body += piece
         return bytes(body[:limit])
+
+    async def aclose(self) -> None:
+        """Abort what was not received."""
+        # A generator of httpx; its type does not include `aclose`.
+        close = getattr(self._source, "aclose", None)
+        self._source = None
+        try:
+            if close is not None:
+                await close()
+        finally:
+            await self._body.aclose()
 
 
 class ProviderClient:
@@ -190,53 +230,83 @@ class ProviderClient:
 
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
-        self._transport: httpx.AsyncBaseTransport | None = None
-        #: The last URL: most calls have the same, and httpx is slow to parse one.
-        self._url: httpx.URL | None = None
+        self._transport: ProviderTransport | httpx.AsyncBaseTransport | None = None
+        # The calls of an agent differ in their bodies; the head of an equal request is checked and written once.
+        # Caches of this object, because heads contain the key.
+        self._outgoing = lru_cache(maxsize=HEADS)(self._prepare)
+        self._redacted = lru_cache(maxsize=HEADER_VALUES)(upstream.redaction.text)
 
-    @asynccontextmanager
-    async def send(self, request: HttpRequest, dialect: str) -> AsyncIterator[ProviderAnswer]:
-        """Send a request and yield its response; leaving the block aborts the rest of it."""
+    async def send(self, request: HttpRequest, dialect: str) -> ProviderAnswer:
+        """Send a request and return its response, which the caller closes."""
         import httpx
 
         upstream = self.upstream
         transport = self._transport = self._transport or _new_transport(upstream)
-        timeouts = {"connect": upstream.connect_timeout, "pool": None}
-        timeouts |= {"read": upstream.timeout, "write": upstream.timeout}
-        with _translated():
-            url = self._parsed(upstream.url(request))
-            headers = {"host": url.netloc.decode("ascii"), "user-agent": USER_AGENT}
-            headers |= upstream.headers_for(request, dialect)
-            if request.body or request.method in ("POST", "PUT", "PATCH"):
-                headers["content-length"] = str(len(request.body))
-            # Complete headers and a stream: httpx takes six times as long to derive them from the content.
-            outgoing = httpx.Request(
-                request.method,
-                url,
-                headers=[(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
-                stream=httpx.ByteStream(request.body),
-                extensions={"timeout": timeouts},
-            )
-            # The transport without a client around it: no redirects, retries or cookies.
-            response = await transport.handle_async_request(outgoing)
-        async with aclosing(response):
-            if response.is_redirect:
-                # Not followed: the key would be sent to another address.
-                message = "the provider redirects, and the bridge does not follow"
-                raise ProviderFailed(502, message, f"{message}: set another base_url")
-            yield ProviderAnswer(response, upstream.redaction)
+        try:
+            outgoing = self._outgoing(msgspec.structs.replace(request, body=b""), dialect)
+            has_body = bool(request.body) or request.method in ("POST", "PUT", "PATCH")
+            if isinstance(transport, httpx.AsyncBaseTransport):
+                status, headers, body = await _send_by_httpx(transport, outgoing, request, upstream, has_body)
+            else:
+                from holdfast.bridge.provider_transport import with_body
 
-    def _parsed(self, url: str) -> httpx.URL:
+                written = with_body(outgoing.head, request.body) if has_body else outgoing.head
+                (status, headers), body = await transport.exchange(
+                    outgoing.url,
+                    request.method,
+                    written,
+                    connect=upstream.connect_timeout,
+                    silence=upstream.timeout,
+                )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise _failed(error) from None
+        if 300 <= status <= 399:
+            await body.aclose()
+            # Not followed: the key would be sent to another address.
+            message = "the provider redirects, and the bridge does not follow"
+            raise ProviderFailed(502, message, f"{message}: set another base_url")
+        return ProviderAnswer(status, headers, body, upstream.redaction, self._redacted)
+
+    def _prepare(self, request: HttpRequest, dialect: str) -> _Outgoing:
+        """Return the head for a request, whose body has no part in it."""
         import httpx
 
-        if self._url is None or str(self._url) != url:
-            self._url = httpx.URL(url)
-        return self._url
+        from holdfast.bridge.provider_transport import request_head
+
+        url = httpx.URL(self.upstream.url(request))
+        named = {"host": url.netloc.decode("ascii"), "user-agent": USER_AGENT}
+        named |= self.upstream.headers_for(request, dialect)
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
+        return _Outgoing(url, headers, request_head(request.method, url.raw_path, headers))
 
     async def aclose(self) -> None:
         transport, self._transport = self._transport, None
         if transport is not None:
             await transport.aclose()
+
+
+async def _send_by_httpx(
+    transport: httpx.AsyncBaseTransport,
+    outgoing: _Outgoing,
+    request: HttpRequest,
+    upstream: Upstream,
+    has_body: bool,
+) -> tuple[int, list[tuple[bytes, bytes]], httpx.AsyncByteStream]:
+    """Send by a transport of httpx without a client around it: no redirects, retries or cookies."""
+    import httpx
+
+    timeouts = {"connect": upstream.connect_timeout, "read": upstream.timeout, "write": upstream.timeout}
+    length = [(b"content-length", b"%d" % len(request.body))] if has_body else []
+    response = await transport.handle_async_request(
+        httpx.Request(
+            request.method,
+            outgoing.url,
+            headers=[*outgoing.headers, *length],
+            stream=httpx.ByteStream(request.body),
+            extensions={"timeout": {**timeouts, "pool": None}},
+        )
+    )
+    return response.status_code, response.headers.raw, cast("httpx.AsyncByteStream", response.stream)
 
 
 def require_httpx() -> None:
@@ -260,7 +330,7 @@ def _trusted(upstream: Upstream) -> ssl.SSLContext:
         raise ProviderFailed(502, "the bridge cannot reach its provider", f"ca_file: {error}") from None
 
 
-def _new_transport(upstream: Upstream) -> httpx.AsyncBaseTransport:
+def _new_transport(upstream: Upstream) -> ProviderTransport | httpx.AsyncBaseTransport:
     import httpx
 
     from holdfast.bridge.provider_transport import ProviderTransport
@@ -283,19 +353,15 @@ def _proxy_for(url: str) -> str | None:
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Translate network errors. Messages for the caller contain no address; the host's detail does."""
+def _failed(error: httpx.HTTPError | httpx.InvalidURL) -> ProviderFailed:
+    """Translate a network error. The message for the caller contains no address; the host's detail does."""
     import httpx
 
-    try:
-        yield
-    except httpx.ConnectTimeout as error:
-        raise ProviderFailed(504, "the provider does not accept connections in time", _detail(error)) from None
-    except httpx.TimeoutException as error:
-        raise ProviderFailed(504, "the provider did not answer in time", _detail(error)) from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ProviderFailed(502, "the provider cannot be reached", _detail(error)) from None
+    if isinstance(error, httpx.ConnectTimeout):
+        return ProviderFailed(504, "the provider does not accept connections in time", _detail(error))
+    if isinstance(error, httpx.TimeoutException):
+        return ProviderFailed(504, "the provider did not answer in time", _detail(error))
+    return ProviderFailed(502, "the provider cannot be reached", _detail(error))
 
 
 def _detail(error: Exception) -> str:

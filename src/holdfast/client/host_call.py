@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Final
@@ -140,10 +139,10 @@ class HostService:
             else:
                 await sending.stream(answer)
         except HoldfastError as error:
-            await sending.fail(error)
+            sending.fail(error)
         except Exception as error:
             log.error("service %s: %s failed", self.name, event.method, exc_info=error)
-            await sending.fail(InternalError(f"service {self.name!r}: {type(error).__name__}"))
+            sending.fail(InternalError(f"service {self.name!r}: {type(error).__name__}"))
         finally:
             sending.abandon()
 
@@ -162,13 +161,16 @@ class _AnswerSender:
         self._batch: list[bytes] = []
         self._batch_bytes = 0
         self._flushing: asyncio.Handle | None = None
-        self._in_flight: deque[PendingCall[h.HostAnswerResult]] = deque()
+        #: Messages without a reply, with their sizes.
+        self._in_flight: dict[PendingCall[h.HostAnswerResult], int] = {}
         self._bytes = 0
-        #: Why a message could not be sent; raised by the next `send`.
+        self._room: asyncio.Future[None] | None = None
+        self._is_wanted = True
+        #: Why a message could not be sent, or was refused; raised by the next `send`.
         self._error: HoldfastError | None = None
 
     async def send(self, data: bytes, *, end: bool = False) -> bool:
-        """Send a piece and wait for room, after the last for all replies; returns whether the caller reads on."""
+        """Send a piece and wait for room, except after the last; returns whether the caller reads on."""
         for at in range(0, len(data) or 1, PIECE_BYTES):
             piece = data[at : at + PIECE_BYTES]
             if len(self._batch) >= BATCH_PIECES or self._batch_bytes + len(piece) > PIECE_BYTES:
@@ -179,9 +181,13 @@ class _AnswerSender:
             self._batch_bytes += len(piece)
         if end:
             self._flush(end=True)
-        elif self._flushing is None:
+            if self._error is not None:
+                raise self._error
+            self._in_flight.clear()  # the connection repeats the messages until the server has them
+            return self._is_wanted
+        if self._flushing is None:
             self._flushing = asyncio.get_running_loop().call_soon(self._flush)
-        return await self._settle(all=end)
+        return await self._settle()
 
     def _flush(self, *, end: bool = False, failure: h.HostCallFailure | None = None) -> None:
         if self._flushing is not None:
@@ -192,24 +198,37 @@ class _AnswerSender:
         self._seq += 1 + len(more)
         self._batch.clear()
         self._batch_bytes = 0
+        call: PendingCall[h.HostAnswerResult] | None = None
+
+        def replied(result: h.HostAnswerResult | None, error: HoldfastError | None) -> None:
+            if call is not None:
+                self._replied(call, result, error)
+
         try:
-            call = self._connection.begin(h.HOST_ANSWER, params)
+            call = self._connection.send(h.HOST_ANSWER, params, replied)
         except HoldfastError as error:
             self._error = error
             return
-        self._in_flight.append(call)
+        self._in_flight[call] = call.size
         self._bytes += call.size
 
-    async def _settle(self, *, all: bool = False) -> bool:
-        """Take the available replies, and wait for those that make room."""
+    def _replied(
+        self, call: PendingCall[h.HostAnswerResult], result: h.HostAnswerResult | None, error: HoldfastError | None
+    ) -> None:
+        self._bytes -= self._in_flight.pop(call, 0)
+        self._error = self._error or error
+        self._is_wanted = self._is_wanted and (result is None or result.wanted)
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    async def _settle(self) -> bool:
+        """Wait for room; returns whether the caller reads on."""
+        while self._error is None and self._is_wanted and self._is_full:
+            self._room = asyncio.get_running_loop().create_future()
+            await self._room
         if self._error is not None:
             raise self._error
-        while self._in_flight and (all or self._is_full or self._in_flight[0].future.done()):
-            first = self._in_flight.popleft()
-            self._bytes -= first.size
-            if not (await self._connection.reply(first)).wanted:
-                return False
-        return True
+        return self._is_wanted
 
     @property
     def _is_full(self) -> bool:
@@ -226,23 +245,19 @@ class _AnswerSender:
             if close is not None:
                 await close()
 
-    async def fail(self, error: HoldfastError) -> None:
+    def fail(self, error: HoldfastError) -> None:
         """Send the error after the pieces before it."""
         if self._batch:
             self._flush()
         self._flush(failure=h.HostCallFailure(error.code, error.message))
-        with contextlib.suppress(HoldfastError):  # the connection is lost, and with it the caller
-            await self._settle(all=True)
+        self._in_flight.clear()
 
     def abandon(self) -> None:
-        """Give up the missing replies."""
+        """Give up the missing replies of an answer without an end."""
         if self._flushing is not None:
             self._flushing.cancel()
-        for call in self._in_flight:
-            if call.future.done():
-                call.future.exception()  # retrieved, so that the event loop does not log it
-            else:
-                self._connection.give_up(call)
+        for call in tuple(self._in_flight):
+            self._connection.give_up(call)
         self._in_flight.clear()
 
 
@@ -279,6 +294,72 @@ async def call_host(
         if not is_over:
             with contextlib.suppress(HoldfastError):  # a lost connection cancels it anyway
                 await connection.call(h.HOST_CANCEL, h.HostCancelParams(call_id))
+
+
+class CallbackCall:
+    """`call_host` with callbacks: a task and its turns of the event loop would cost more than the relaying itself.
+
+    `on_pieces` is called with the next pieces and whether they are the last; then call `receive` for more.
+    `on_error` ends the call.
+    """
+
+    def __init__(
+        self,
+        connection: ClientConnection,
+        on_pieces: Callable[[tuple[bytes, ...], bool], None],
+        on_error: Callable[[HoldfastError], None],
+    ) -> None:
+        self._connection = connection
+        self._on_pieces = on_pieces
+        self._on_error = on_error
+        # Chosen here, so that the call can be cancelled before the first reply.
+        self._id = secrets.token_hex(16)
+        self._seq = 0
+        self._pending: PendingCall[h.HostAnswerPieces] | None = None
+        self._is_over = False
+
+    def start(self, service: str, instance: str, method: str, body: bytes) -> None:
+        """Call the service; raises the error if the request cannot be sent."""
+        params = h.HostCallParams(service, instance, method, body, WAIT_MS, self._id)
+        self._pending = self._connection.send(h.HOST_CALL, params, self._replied)
+
+    def receive(self) -> None:
+        """Request further pieces, and acknowledge the last ones."""
+        if self._is_over:
+            return
+        params = h.HostReceiveParams(self._id, self._seq, WAIT_MS)
+        try:
+            self._pending = self._connection.send(h.HOST_RECEIVE, params, self._replied)
+        except HoldfastError as error:
+            self._replied(None, error)
+
+    def cancel(self) -> None:
+        """Cancel the call, unless it has ended; no callback is called afterwards."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._pending is not None:
+            self._connection.give_up(self._pending)
+        with contextlib.suppress(HoldfastError):  # a lost connection cancels the call anyway
+            self._connection.send(h.HOST_CANCEL, h.HostCancelParams(self._id), _ignore)
+
+    def _replied(self, got: h.HostAnswerPieces | None, error: HoldfastError | None) -> None:
+        self._pending = None
+        if got is None:
+            self._is_over = True
+            assert error is not None
+            self._on_error(error)
+            return
+        self._seq = got.seq
+        self._is_over = got.ended
+        if got.pieces or got.ended:
+            self._on_pieces(got.pieces, got.ended)
+        else:
+            self.receive()
+
+
+def _ignore(result: object, error: HoldfastError | None) -> None:
+    """The reply has no effect."""
 
 
 #: An older name of `call_host`.

@@ -69,6 +69,28 @@ async def test_a_call_is_answered_counted_and_written_down() -> None:
     assert (service.spent.requests, service.spent.tokens, service.spent.running) == (1, 5, 0)
 
 
+async def test_a_call_is_recorded_after_the_end_of_its_answer_and_before_the_next_event() -> None:
+    reported: list[CallRecord] = []
+    service = ModelCalls(greet, Limits(requests=2), on_call=reported.append)
+    await ask(service, body=chat())
+    assert reported == []  # the host call service sends the end of the answer before the loop's next turn
+    await asyncio.sleep(0)
+    assert [call.number for call in reported] == [1]
+    await ask(service, body=chat())
+    # Neither an admission nor a reader misses a call that has just ended.
+    assert (await ask(service, body=chat()))[0].status == 429
+    assert (service.spent.requests, service.spent.running, len(service.calls)) == (2, 0, 3)
+    assert [call.number for call in reported] == [1, 2, 3]
+
+
+async def test_a_bridge_that_closes_has_recorded_every_call() -> None:
+    reported: list[CallRecord] = []
+    service = ModelCalls(greet, on_call=reported.append)
+    await ask(service, body=chat())
+    await service.aclose()
+    assert len(reported) == 1
+
+
 async def test_a_websocket_is_refused_with_the_status_that_means_use_http() -> None:
     head, body = await ask(ModelCalls(greet), "/v1/responses", headers=(("sec-websocket-key", "AAAA"),))
     assert (head.status, "use POST" in json.loads(body)["error"]["message"]) == (426, True)
@@ -283,8 +305,8 @@ async def test_a_callback_that_fails_harms_nobody(caplog: pytest.LogCaptureFixtu
     service = ModelCalls(greet, on_call=fail)
     with caplog.at_level(logging.ERROR):
         assert (await ask(service, body=chat()))[0].status == 200
+        assert len(service.calls) == 1
     assert "on_call failed" in caplog.text
-    assert len(service.calls) == 1
 
 
 async def test_what_is_no_call_of_http_is_refused() -> None:

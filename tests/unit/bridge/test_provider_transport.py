@@ -17,7 +17,7 @@ httpx = pytest.importorskip("httpx", reason="Upstream needs httpx: install holdf
 pytest.importorskip("h11", reason="connections to a provider need h11: install holdfast[bridge]")
 
 from holdfast.bridge import provider_transport  # noqa: E402
-from holdfast.bridge.provider_transport import ProviderTransport  # noqa: E402
+from holdfast.bridge.provider_transport import ProviderTransport, request_head, with_body  # noqa: E402
 from holdfast.bridge.upstream import ProviderClient, Upstream  # noqa: E402
 from holdfast.wire.http_messages import HttpRequest  # noqa: E402
 
@@ -45,12 +45,36 @@ class Scripted:
             writer.close()
 
 
+class Transport(httpx.AsyncBaseTransport):  # type: ignore[misc, name-defined, unused-ignore]
+    """The connections of the bridge, for a client of httpx."""
+
+    def __init__(self, trusted: ssl.SSLContext) -> None:
+        self._inner = ProviderTransport(trusted)
+
+    async def handle_async_request(self, request: Any) -> Any:
+        content = await request.aread()
+        headers = [pair for pair in request.headers.raw if pair[0].lower() != b"content-length"]
+        head = request_head(request.method, request.url.raw_path, headers)
+        limits = request.extensions["timeout"]
+        (status, returned), body = await self._inner.exchange(
+            request.url,
+            request.method,
+            with_body(head, content) if content else head,
+            connect=limits["connect"],
+            silence=limits["read"],
+        )
+        return httpx.Response(status, headers=returned, stream=body)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
 @contextlib.asynccontextmanager
 async def scripted(script: Script, timeout: Any = None) -> AsyncIterator[tuple[Scripted, Any]]:
     provider = Scripted(script)
     server = await asyncio.start_server(provider.connected, "127.0.0.1", 0)
     provider.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    transport = ProviderTransport(httpx.create_ssl_context())
+    transport = Transport(httpx.create_ssl_context())
     async with httpx.AsyncClient(transport=transport, timeout=timeout) as client, asyncio.timeout(60):
         yield provider, client
     server.close()
@@ -85,6 +109,60 @@ async def test_a_connection_is_used_again() -> None:
         for number in range(3):
             assert (await client.post(provider.url, content=b"x" * number)).content == b"hello"
         assert provider.connections == 1
+
+
+async def test_the_head_of_a_request_depends_on_all_of_it_but_the_body() -> None:
+    received: list[tuple[list[bytes], bytes]] = []
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+            received.append((head.split(b"\r\n"), await reader.readexactly(length)))
+            writer.write(WHOLE)
+
+    async with scripted(script) as (provider, _):
+        client = ProviderClient(Upstream(provider.url, "sk-0123456789abcdef"))
+
+        async def sent(
+            method: str = "POST",
+            path: str = "/a",
+            value: str = "1",
+            body: bytes = b"",
+            dialect: str = "openai_chat",
+        ) -> list[bytes]:
+            request = HttpRequest(method, path, "", (("accept", value),), body)
+            async with contextlib.aclosing(await client.send(request, dialect)) as answer:
+                assert await answer.whole() == b"hello"
+            head, got = received[-1]
+            assert got == body
+            lengths = [line for line in head if line.lower().startswith(b"content-length")]
+            assert lengths == ([] if method == "GET" else [b"content-length: %d" % len(body)])
+            return head
+
+        try:
+            first = await sent(body=b"one")
+            assert (first[0], b"accept: 1" in first) == (b"POST /a HTTP/1.1", True)
+            assert b"authorization: Bearer sk-0123456789abcdef" in first
+            assert await sent(body=b"two") == first
+            for body in (b"three", b""):
+                await sent(body=body)
+            assert (await sent(path="/b"))[0] == b"POST /b HTTP/1.1"
+            assert (await sent("PUT"))[0] == b"PUT /a HTTP/1.1"
+            assert (await sent("GET"))[0] == b"GET /a HTTP/1.1"
+            changed = await sent(value="2")
+            assert (b"accept: 2" in changed, b"accept: 1" in changed) == (True, False)
+            assert b"x-api-key: sk-0123456789abcdef" in await sent(dialect="anthropic")
+            assert await sent(body=b"one") == first
+        finally:
+            await client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(b"x", b"1\nx-api-key: 2"), (b"x y", b"1"), (b"transfer-encoding", b"chunked")]
+)
+def test_a_head_that_http_does_not_allow_is_not_written(name: bytes, value: bytes) -> None:
+    with pytest.raises(httpx.LocalProtocolError):
+        request_head("POST", b"/a", [(b"host", b"h"), (name, value)])
 
 
 async def test_calls_at_a_time_have_a_connection_each() -> None:
@@ -302,7 +380,7 @@ async def test_nobody_who_listens_is_an_error() -> None:
 
     async with scripted(script) as (provider, client):
         url = provider.url
-    async with httpx.AsyncClient(transport=ProviderTransport(httpx.create_ssl_context())) as client:
+    async with httpx.AsyncClient(transport=Transport(httpx.create_ssl_context())) as client:
         with pytest.raises(httpx.ConnectError):
             await client.get(url)
 
@@ -335,7 +413,7 @@ async def test_tls_is_spoken_with_whom_we_trust(tmp_path: Path, *, trusts: bool)
     server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=own)
     url = f"https://localhost:{server.sockets[0].getsockname()[1]}/"
     trusted = ssl.create_default_context(cafile=str(tmp_path / "cert.pem") if trusts else None)
-    async with httpx.AsyncClient(transport=ProviderTransport(trusted)) as client, asyncio.timeout(60):
+    async with httpx.AsyncClient(transport=Transport(trusted)) as client, asyncio.timeout(60):
         if trusts:
             assert (await client.get(url)).content == b"hello"
         else:
@@ -380,7 +458,8 @@ def proxied(monkeypatch: pytest.MonkeyPatch, proxy: str, *, not_for: str) -> Non
 async def answer_of(base_url: str) -> bytes:
     client = ProviderClient(Upstream(base_url))
     try:
-        async with client.send(HttpRequest("GET", "/v1/models", "", (), b""), "openai_chat") as answer:
+        request = HttpRequest("GET", "/v1/models", "", (), b"")
+        async with contextlib.aclosing(await client.send(request, "openai_chat")) as answer:
             return await answer.whole()
     finally:
         await client.aclose()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
 import pytest
@@ -15,10 +15,10 @@ from hypothesis import given, strategies as st
 pytest.importorskip("h11", reason="h11 is not installed (extra `bridge`)")
 
 from holdfast.proxies.model import http_connection
-from holdfast.proxies.model.http_connection import HttpConnection, ProxyState
+from holdfast.proxies.model.http_connection import Answering, HttpConnection, ProxyState
 from holdfast.wire.http_messages import HttpRequest
 
-Answer = Callable[[HttpRequest, HttpConnection], Awaitable[None]]
+Answer = Callable[[HttpRequest, HttpConnection], Coroutine[object, object, None] | None]
 
 LIMIT = 1000
 
@@ -27,6 +27,15 @@ async def until(condition: Callable[[], bool]) -> None:
     """The proxy runs in this loop: each turn lets it go on."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0)
+
+
+async def send(client: HttpConnection, data: bytes) -> None:
+    """Send a piece of an answer, and wait until the client has read enough for more."""
+    client.send(data)
+    client.flush()
+    writable = asyncio.Event()
+    client.when_writable(writable.set)
+    await writable.wait()
 
 
 class Seen:
@@ -55,7 +64,11 @@ class Seen:
 
 @asynccontextmanager
 async def listening(answer: Answer, *, max_connections: int = 10) -> AsyncIterator[tuple[ProxyState, int]]:
-    shared = ProxyState(answer, max_connections=max_connections, max_body_bytes=LIMIT)
+    def begin(request: HttpRequest, client: HttpConnection) -> Answering | None:
+        begun = answer(request, client)
+        return None if begun is None else client.run(begun)
+
+    shared = ProxyState(begin, max_connections=max_connections, max_body_bytes=LIMIT)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: HttpConnection(shared), "127.0.0.1", 0)
     try:
@@ -269,6 +282,24 @@ async def test_a_request_that_takes_too_long_ends(
     assert seen.requests == []
 
 
+async def test_answers_without_a_wait_to_many_requests_of_one_write_take_turns() -> None:
+    def answer(request: HttpRequest, client: HttpConnection) -> None:
+        client.fail(405, request.path)
+
+    async with listening(answer) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", port)
+        count = 3_000
+        writer.write(b"".join(b"X /%d HTTP/1.1\r\nHost: x\r\n\r\n" % number for number in range(count)))
+        other_writer.write(b"X /other HTTP/1.1\r\nHost: x\r\n\r\n")
+        for number in range(count):
+            status, body = await answer_of(reader)
+            assert (status, json.loads(body)["error"]["message"]) == (405, f"/{number}")
+        assert (await answer_of(other_reader))[0] == 405
+        writer.close()
+        other_writer.close()
+
+
 async def test_a_client_that_goes_cancels_its_request() -> None:
     seen = Seen()
     async with listening(seen.wait) as (shared, port):
@@ -285,10 +316,10 @@ async def test_pieces_leave_as_they_come_in_chunks() -> None:
 
     async def stream(request: HttpRequest, client: HttpConnection) -> None:
         client.begin(200, (("content-type", "text/event-stream"), ("transfer-encoding", "gzip")))
-        await client.send(b"data: 1\n\n")
+        await send(client, b"data: 1\n\n")
         await more.wait()
-        await client.send(b"")
-        await client.send(b"data: 2\n\n")
+        await send(client, b"")
+        await send(client, b"data: 2\n\n")
         client.end()
 
     async with listening(stream) as (_, port):
@@ -306,8 +337,8 @@ async def test_pieces_leave_as_they_come_in_chunks() -> None:
 async def test_an_old_client_gets_the_body_until_the_end() -> None:
     async def stream(request: HttpRequest, client: HttpConnection) -> None:
         client.begin(200, ())
-        await client.send(b"one")
-        await client.send(b"two")
+        await send(client, b"one")
+        await send(client, b"two")
         client.end()
 
     async with listening(stream) as (_, port):
@@ -319,7 +350,7 @@ async def test_an_old_client_gets_the_body_until_the_end() -> None:
 async def test_an_answer_that_has_no_body_gets_none(method: bytes, status: int) -> None:
     async def answer(request: HttpRequest, client: HttpConnection) -> None:
         client.begin(status, () if status == 204 else (("content-length", "4"),))
-        await client.send(b"body")
+        await send(client, b"body")
         client.end()
 
     async with listening(answer) as (_, port):
@@ -335,7 +366,7 @@ async def test_a_client_that_does_not_read_stops_the_answer() -> None:
         nonlocal sent
         client.begin(200, (("content-length", str(1000 * 65_536)),))
         for _ in range(1000):
-            await client.send(b"x" * 65_536)
+            await send(client, b"x" * 65_536)
             sent += 65_536
             await asyncio.sleep(0)
         client.end()
@@ -345,7 +376,7 @@ async def test_a_client_that_does_not_read_stops_the_answer() -> None:
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         await until(lambda: bool(shared.connections))
         (connection,) = shared.connections
-        await until(lambda: not connection._writable.is_set())
+        await until(lambda: not connection._is_writable)
         stopped_at = sent
         assert stopped_at < 1000 * 65_536
         await head_of(reader)
@@ -358,7 +389,7 @@ async def test_a_client_that_does_not_read_stops_the_answer() -> None:
 async def test_an_answer_of_another_length_than_it_said_is_broken_off(length: int, arrives: bytes) -> None:
     async def answer(request: HttpRequest, client: HttpConnection) -> None:
         client.begin(200, (("content-length", str(length)),))
-        await client.send(b"four")
+        await send(client, b"four")
         client.end()
 
     async with listening(answer) as (_, port):

@@ -187,7 +187,7 @@ def checked_body(request: HttpRequest) -> Fields:
     """Return the body if all JSON parsers read it alike: no duplicate name, no misspelt deciding field."""
     body = body_fields(request)
     try:
-        json.loads(request.body, object_pairs_hook=_without_doubles)
+        _doubles.decode(request.body.decode())
     except (ValueError, RecursionError) as error:
         raise InvalidParams(f"the body is not JSON: {error}", path="") from error
     seen: dict[str, str] = {}
@@ -206,6 +206,9 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> None:
     if len(set(names)) < len(names):
         double = next(name for name in names if names.count(name) > 1)
         raise InvalidParams(f"{double}: appears twice", path=double)
+
+
+_doubles: Final = json.JSONDecoder(object_pairs_hook=_without_doubles)
 
 
 def body_fields(request: HttpRequest) -> Fields:

@@ -82,6 +82,8 @@ class PendingCall(Generic[R]):
             return
         if self.on_reply is not None:
             self.on_reply(result, error)
+            if self.future.done():
+                return  # of a call by `send`
         if error is None:
             self.future.set_result(result)
         else:
@@ -146,6 +148,23 @@ class ClientConnection(ABC):
     @abstractmethod
     def notify(self, notification: Notification[P], params: P) -> None:
         """Send a notification if a channel is up. It is not repeated after a reconnect."""
+
+    def send(
+        self, method: WireMethod[P, R], params: P, on_reply: Callable[[R | None, HoldfastError | None], None]
+    ) -> PendingCall[R]:
+        """Send a request and pass its reply to `on_reply` alone, in the turn of the loop that reads it.
+
+        Repeated like every call. Not to be awaited; `give_up` cancels it.
+        """
+        call = self.begin(method, params)
+
+        def replied(result: R | None, error: HoldfastError | None) -> None:
+            call.future.cancel()  # an error that no task retrieves would be logged
+            self.forget(call)
+            on_reply(result, error)
+
+        call.on_reply = replied
+        return call
 
     async def call(self, method: WireMethod[P, R], params: P) -> R:
         """The reply to a request, over as many channels as that takes."""

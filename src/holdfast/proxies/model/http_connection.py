@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection of the model proxy: h11 implements the protocol, this module moves bytes and has timers.
 
-A request is read whole, within limits, and passed to the handler; its answer is sent piece by piece, as fast as the
-client reads. Meanwhile the socket is read, so that a disconnect cancels the answer at once. Touches only the
-client's socket.
+A request is read whole, within limits, and passed to the handler, which answers by callbacks: a task for each
+request would cost more than the relaying. Meanwhile the socket is read, so that a disconnect cancels the answer at
+once. Touches only the client's socket.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Final, Protocol
 
 import h11
 
@@ -43,6 +43,12 @@ class BadAnswer(Exception):
     """The host's answer cannot be sent as HTTP."""
 
 
+class Answering(Protocol):
+    """An answer under way, such as a task."""
+
+    def cancel(self) -> object: ...
+
+
 class ProxyState:
     """The handler, the limits and the counters that the connections of one proxy share."""
 
@@ -57,7 +63,7 @@ class ProxyState:
 
 
 class HttpConnection(asyncio.Protocol):
-    """Reads requests, one at a time and in order; answers by `begin`, `send` and `end`, or `fail`."""
+    """Reads requests, one at a time and in order; answers by `begin`, `send`, `flush` and `end`, or `fail`."""
 
     _transport: asyncio.Transport
 
@@ -71,14 +77,18 @@ class HttpConnection(asyncio.Protocol):
         self._request: h11.Request | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._answering: asyncio.Task[None] | None = None
+        #: The method and the path of the request, for the log.
+        self.what = ""
+        self._is_answering = False
+        self._answering: Answering | None = None
+        self._is_parsing = False
         self._ahead: list[bytes] = []
         self._ahead_bytes = 0
         self._lingering = False
         self._has_no_body = False
         self._out: list[bytes] = []
-        self._writable = asyncio.Event()
-        self._writable.set()
+        self._is_writable = True
+        self._on_writable: Callable[[], None] | None = None
 
     # --- the socket ------------------------------------------------------------------------------------------
 
@@ -99,7 +109,7 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering:
             return
-        if self._answering is not None:
+        if self._is_answering:
             self._ahead.append(data)
             self._ahead_bytes += len(data)
             if self._ahead_bytes > AHEAD_BYTES:
@@ -112,7 +122,7 @@ class HttpConnection(asyncio.Protocol):
             self._expire_in(HEAD_SECONDS)
 
     def eof_received(self) -> bool:
-        if self._answering is not None:
+        if self._is_answering:
             # No client of a model half-closes its connection: this one has disconnected.
             self._transport.abort()
         return False
@@ -124,41 +134,49 @@ class HttpConnection(asyncio.Protocol):
         self._release_body()
         self._ahead.clear()
         self._out.clear()
+        self._on_writable = None
         if self._answering is not None:
             self._answering.cancel()
+            self._answering = None
 
     def pause_writing(self) -> None:
-        self._writable.clear()
+        self._is_writable = False
 
     def resume_writing(self) -> None:
-        self._writable.set()
+        self._is_writable = True
+        resumed, self._on_writable = self._on_writable, None
+        if resumed is not None:
+            resumed()
 
     def abort(self) -> None:
         """Abort the connection, so that the client does not take a partial answer for a complete one."""
-        self._flush()
+        self.flush()
         self._transport.abort()
 
     # --- requests --------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        while self._answering is None and not self._lingering and not self._transport.is_closing():
-            try:
+        self._is_parsing = True
+        try:
+            while not self._is_answering and not self._lingering and not self._transport.is_closing():
                 event = self._http.next_event()
-            except h11.RemoteProtocolError as error:
-                self._refuse(error.error_status_hint, f"not an HTTP/1.1 request: {error}")
-                return
-            if event is h11.NEED_DATA:
-                if self._http.they_are_waiting_for_100_continue:
-                    self._write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
-                return
-            if isinstance(event, h11.Request):
-                self._begin_request(event)
-            elif isinstance(event, h11.Data):
-                self._add_to_body(bytes(event.data))
-            elif isinstance(event, h11.EndOfMessage):
-                self._complete_request()
-            else:
-                self._close()
+                if event is h11.NEED_DATA:
+                    if self._http.they_are_waiting_for_100_continue:
+                        self._write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
+                        self.flush()
+                    return
+                if isinstance(event, h11.Request):
+                    self._begin_request(event)
+                elif isinstance(event, h11.Data):
+                    self._add_to_body(bytes(event.data))
+                elif isinstance(event, h11.EndOfMessage):
+                    self._complete_request()
+                else:
+                    self._close()
+        except h11.RemoteProtocolError as error:
+            self._refuse(error.error_status_hint, f"not an HTTP/1.1 request: {error}")
+        finally:
+            self._is_parsing = False
 
     def _begin_request(self, request: h11.Request) -> None:
         self._request = request
@@ -181,23 +199,53 @@ class HttpConnection(asyncio.Protocol):
         assert self._request is not None
         request = _http_request(self._request, b"".join(self._body))
         self._body.clear()
-        self._answering = self._loop.create_task(self._answer(request))
-
-    async def _answer(self, request: HttpRequest) -> None:
+        self.what = f"{request.method} {request.path}"
+        self._is_answering = True
         try:
-            await self._state.answer(request, self)
-        except BadAnswer as error:
-            log.warning("%s %s: %s", request.method, request.path, error)
+            answering = self._state.answer(request, self)
+        except Exception as error:  # noqa: BLE001 - a bug fails this request and not the connection
+            self.fail_unexpectedly(error)
+        else:
+            if answering is not None:
+                self.continue_with(answering)
+
+    def run(self, answer: Coroutine[object, object, None]) -> Answering:
+        """Answer by a task, for an answer that has to wait for something else than the host's reply."""
+        return self._loop.create_task(self._run(answer))
+
+    def continue_with(self, answering: Answering) -> None:
+        """Replace what a disconnect cancels, unless the answer is complete."""
+        if self._transport.is_closing():
+            answering.cancel()
+        elif self._is_answering:
+            self._answering = answering
+
+    async def _run(self, answer: Coroutine[object, object, None]) -> None:
+        try:
+            await answer
+        except Exception as error:  # noqa: BLE001 - as above
+            self.fail_unexpectedly(error)
+
+    def fail_unexpectedly(self, error: Exception) -> None:
+        """Answer with an error that is not the client's, and log the reason."""
+        if isinstance(error, BadAnswer):
+            log.warning("%s: %s", self.what, error)
             self.fail(502, str(error))
-        except Exception as error:
-            log.error("%s %s failed", request.method, request.path, exc_info=error)
+        else:
+            log.error("%s failed", self.what, exc_info=error)
             self.fail(500, f"the proxy failed: {type(error).__name__}")
-        finally:
-            self._answering = None
-            self._release_body()
-        self._next_request()
+
+    def _answered(self) -> None:
+        self._on_writable = None
+        self._release_body()
+        if self._is_parsing:
+            # Answered without a wait. Other connections get their turn before a pipelined request is read.
+            self._loop.call_soon(self._next_request)
+        else:
+            self._next_request()
 
     def _next_request(self) -> None:
+        self._is_answering, self._answering = False, None
         if self._transport.is_closing() or self._lingering:
             return
         if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
@@ -211,8 +259,10 @@ class HttpConnection(asyncio.Protocol):
             self._http.receive_data(data)
         self._ahead.clear()
         self._ahead_bytes = 0
-        self._expire_in(HEAD_SECONDS if self._http.trailing_data[0] else IDLE_SECONDS)
-        self._advance()
+        has_more = bool(self._http.trailing_data[0])
+        self._expire_in(HEAD_SECONDS if has_more else IDLE_SECONDS)
+        if has_more:
+            self._advance()
 
     def _release_body(self) -> None:
         self._state.held_bytes -= self._body_bytes
@@ -240,15 +290,23 @@ class HttpConnection(asyncio.Protocol):
         self._has_no_body = status in (204, 304) or (self._request is not None and self._request.method == b"HEAD")
         self._write(self._http.send(response))
 
-    async def send(self, data: bytes) -> None:
-        """Send a piece of the body; returns when the client has read enough for more."""
+    def send(self, data: bytes) -> None:
+        """Send a piece of the body, together with other pieces before the next `flush`."""
         if not self._has_no_body:
             self._send_event(h11.Data(data=data))
-        await self._writable.wait()
+
+    def when_writable(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the client has read enough for more: now, or later."""
+        if self._is_writable:
+            callback()
+        else:
+            self._on_writable = callback
 
     def end(self) -> None:
+        """End the answer."""
         self._send_event(h11.EndOfMessage())
-        self._flush()
+        self.flush()
+        self._answered()
 
     def _send_event(self, event: h11.Data | h11.EndOfMessage) -> None:
         try:
@@ -289,7 +347,7 @@ class HttpConnection(asyncio.Protocol):
         self._write(self._http.send(h11.Response(status_code=status, headers=head)))
         if self._request is None or self._request.method != b"HEAD":
             self._write(self._http.send(h11.Data(data=body)))
-        self._flush()
+        self.flush()
         self._lingering = True
         self._state.lingering += 1
         self._transport.write_eof()
@@ -298,20 +356,18 @@ class HttpConnection(asyncio.Protocol):
     # --- writing and time ------------------------------------------------------------------------------------
 
     def _write(self, data: bytes | None) -> None:
-        """Buffer bytes until the end of this loop iteration, so that pieces that came together are one write."""
         if data:
-            if not self._out:
-                self._loop.call_soon(self._flush)
             self._out.append(data)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what was written since the last call, in one write."""
         if self._out:
             data = b"".join(self._out)
             self._out.clear()
             self._transport.write(data)
 
     def _close(self) -> None:
-        self._flush()
+        self.flush()
         self._transport.close()
 
     def _expire_in(self, seconds: float) -> None:
@@ -340,8 +396,9 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(408, "the request did not arrive in time")
 
 
-#: Answers one request on its connection. Cancelled when the client disconnects.
-Answer = Callable[[HttpRequest, HttpConnection], Awaitable[None]]
+#: Begins the answer to one request on its connection; `end`, `respond` or `fail` completes it. A disconnect of the
+#: client cancels the returned object.
+Answer = Callable[[HttpRequest, HttpConnection], Answering | None]
 
 
 def error_body(status: int, message: str) -> bytes:

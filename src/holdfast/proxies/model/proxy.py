@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from holdfast.client.connection.channel_connection import ChannelConnection
-from holdfast.client.host_call import call_host
+from holdfast.client.host_call import CallbackCall, call_host
 from holdfast.errors import (
     HoldfastError,
     InvalidParams,
@@ -29,7 +29,7 @@ from holdfast.errors import (
     TransportError,
     UnknownService,
 )
-from holdfast.proxies.model.http_connection import BadAnswer, HttpConnection, ProxyState
+from holdfast.proxies.model.http_connection import Answering, BadAnswer, HttpConnection, ProxyState
 from holdfast.transport import unix
 from holdfast.transport.channel import Channel, Receiver
 from holdfast.wire.host_call_keys import PING, check_instance
@@ -103,6 +103,12 @@ class HostLink:
         self._connection: ChannelConnection | None = None
         self._opening = asyncio.Lock()
 
+    @property
+    def opened(self) -> ChannelConnection | None:
+        """The connection, if it is open."""
+        connection = self._connection
+        return connection if connection is not None and connection.connected else None
+
     async def connection(self) -> ChannelConnection:
         """Return the open connection. Raises `TransportError` if the server does not run."""
         async with self._opening:
@@ -134,33 +140,28 @@ class ModelProxy:
         self._link = link
         self._instance = instance
 
-    async def answer(self, request: HttpRequest, client: HttpConnection) -> None:
+    def answer(self, request: HttpRequest, client: HttpConnection) -> Answering | None:
         if request.path == "/health" and request.method in ("GET", "HEAD"):
-            host = "answers" if await self._host_answers() else "does not answer"
-            client.respond(200, json.dumps({"status": "ok", "host": host}).encode())
-        elif request.method not in _METHODS:
+            return client.run(self._health(client))
+        if request.method not in _METHODS:
             client.fail(405, f"{request.method}: this method is not forwarded")
-        else:
-            try:
-                await self._relay(pack_request(request), client)
-            except HoldfastError as error:
-                if client.has_begun:
-                    log.warning("%s %s: aborted: %s", request.method, request.path, error.message)
-                client.fail(_status_of(error), error.message)
+            return None
+        connection = self._link.opened
+        if connection is None:
+            return client.run(self._open_and_relay(request, client))
+        return _Relay(connection, self._instance, request, client)
 
-    async def _relay(self, call: bytes, client: HttpConnection) -> None:
-        connection = await self._link.connection()
-        answer = call_host(connection, MODEL_SERVICE, self._instance, HTTP_METHOD, call)
-        async with contextlib.aclosing(answer) as pieces:
-            async for piece in pieces:
-                if client.has_begun:
-                    await client.send(piece)
-                else:
-                    head = _head(piece)
-                    client.begin(head.status, head.headers)
-        if not client.has_begun:
-            raise BadAnswer("the host's answer is empty")
-        client.end()
+    async def _open_and_relay(self, request: HttpRequest, client: HttpConnection) -> None:
+        try:
+            connection = await self._link.connection()
+        except HoldfastError as error:
+            client.fail(_status_of(error), error.message)
+        else:
+            client.continue_with(_Relay(connection, self._instance, request, client))
+
+    async def _health(self, client: HttpConnection) -> None:
+        host = "answers" if await self._host_answers() else "does not answer"
+        client.respond(200, json.dumps({"status": "ok", "host": host}).encode())
 
     async def _host_answers(self) -> bool:
         try:
@@ -173,6 +174,48 @@ class ModelProxy:
         except (HoldfastError, TimeoutError):
             return False
         return True
+
+
+class _Relay:
+    """One request on its way to the host, and the answer on its way back."""
+
+    def __init__(
+        self, connection: ChannelConnection, instance: str, request: HttpRequest, client: HttpConnection
+    ) -> None:
+        self._client = client
+        self._call = CallbackCall(connection, self._pass_on, self._fail)
+        try:
+            self._call.start(MODEL_SERVICE, instance, HTTP_METHOD, pack_request(request))
+        except HoldfastError as error:
+            self._fail(error)
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    def _pass_on(self, pieces: tuple[bytes, ...], ended: bool) -> None:
+        client = self._client
+        try:
+            for piece in pieces:
+                if client.has_begun:
+                    client.send(piece)
+                else:
+                    head = _head(piece)
+                    client.begin(head.status, head.headers)
+            if ended:
+                if not client.has_begun:
+                    raise BadAnswer("the host's answer is empty")
+                client.end()
+            else:
+                client.flush()
+                client.when_writable(self._call.receive)
+        except Exception as error:  # noqa: BLE001 - a bug fails this request and not the connection
+            self._call.cancel()
+            client.fail_unexpectedly(error)
+
+    def _fail(self, error: HoldfastError) -> None:
+        if self._client.has_begun:
+            log.warning("%s: aborted: %s", self._client.what, error.message)
+        self._client.fail(_status_of(error), error.message)
 
 
 def _head(piece: bytes) -> HttpHead:

@@ -171,6 +171,8 @@ class HostOffer(Watched):
         #: The number of waiting polls, and the connection of the last poll; None once that is lost.
         self.polls = 0
         self.host: ServerConnection | None = None
+        #: When an offer without polls is withdrawn, and the timer, which may be due before.
+        self.expires_at: float | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self._waking: asyncio.Handle | None = None
 

@@ -62,9 +62,7 @@ class HostCallMethods:
             self._taken(offer, params.after_seq)
         offer.polls += 1
         offer.host = connection
-        if offer.expiry is not None:
-            offer.expiry.cancel()
-            offer.expiry = None
+        offer.expires_at = None
         # A host with another epoch gets the new one at once: the callers that it serves are gone.
         is_current = params.epoch in ("", offer.epoch)
         return WatchingReply(
@@ -85,13 +83,31 @@ class HostCallMethods:
             self._expire(offer)
 
     def _expire(self, offer: HostOffer) -> None:
-        """Start the timer that withdraws an offer without polls; shorter if the host's connection is lost."""
+        """Start the time after which an offer without polls is withdrawn; shorter if its connection is lost."""
         seconds = self._config.detached_session_seconds
         if offer.host is not None:
             seconds = max(seconds, MAX_WAIT_MS / 1000)
+        loop = asyncio.get_running_loop()
+        offer.expires_at = loop.time() + seconds
+        # A timer that is due before sets itself again: each call ends a poll, and the next poll follows at once.
+        if offer.expiry is None or offer.expiry.when() > offer.expires_at:
+            self._stop_expiry(offer)
+            offer.expiry = loop.call_at(offer.expires_at, self._check_expiry, offer)
+
+    def _check_expiry(self, offer: HostOffer) -> None:
+        offer.expiry = None
+        if offer.expires_at is None:
+            return  # the end of the poll starts the time again
+        loop = asyncio.get_running_loop()
+        if loop.time() < offer.expires_at:
+            offer.expiry = loop.call_at(offer.expires_at, self._check_expiry, offer)
+        else:
+            self._forget(offer)
+
+    def _stop_expiry(self, offer: HostOffer) -> None:
         if offer.expiry is not None:
             offer.expiry.cancel()
-        offer.expiry = asyncio.get_running_loop().call_later(seconds, self._forget, offer)
+            offer.expiry = None
 
     def _taken(self, offer: HostOffer, seq: int) -> None:
         while offer.events and (first := next(iter(offer.events))) <= seq:
@@ -132,9 +148,7 @@ class HostCallMethods:
             self._forget(offer)
 
     def _forget(self, offer: HostOffer) -> None:
-        if offer.expiry is not None:
-            offer.expiry.cancel()
-            offer.expiry = None
+        self._stop_expiry(offer)
         self._offers.pop(offer.instance, None)
         offer.events.clear()
         for call in list(offer.calls.values()):
