@@ -19,7 +19,7 @@ from holdfast.sandboxes.containers import Container
 from holdfast.sandboxes.docker_api.api import EngineError, Exec, exit_code, start_exec
 from holdfast.sandboxes.docker_api.endpoint import engine_socket
 from holdfast.sandboxes.docker_api.exec_channel import ExecChannel, _Ending
-from holdfast.sandboxes.docker_api.output_frames import OutputFrames
+from holdfast.sandboxes.docker_api.output_frames import NoOutput, OutputFrames
 from holdfast.sandboxes.registry import target_at
 from holdfast.transport.preamble import Preamble
 from tests.unit.transport.test_stream import Frames, Recorder
@@ -175,6 +175,19 @@ async def test_an_exec_is_three_requests_on_one_connection(tmp_path: Path) -> No
         assert b"\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n" in requests[2]
 
 
+async def test_an_engine_that_closes_after_each_reply(tmp_path: Path) -> None:
+    """A proxy before the engine may do so."""
+    ping = reply(b"OK", "200 OK", b"Api-Version: 1.41", b"Connection: close")
+    created = reply(b'{"Id": "abc"}', "201 Created", b"Connection: close")
+    async with engine(tmp_path / "e", ping, created, UPGRADED) as requests:
+        running = await start_exec(str(tmp_path / "e"), "web", ["true"], None)
+        running.connection.close()
+        assert [request.split(b" ")[1] for request in requests][1:] == [
+            b"/v1.41/containers/web/exec",
+            b"/v1.41/exec/abc/start",
+        ]
+
+
 @pytest.mark.parametrize(
     ("replies", "reason"),
     [
@@ -246,7 +259,7 @@ def test_frames_that_are_split_anywhere(frames: list[tuple[int, bytes]], cuts: l
 
 
 def test_bytes_that_are_no_output_of_an_engine() -> None:
-    with pytest.raises(ValueError, match="stream 72"):
+    with pytest.raises(NoOutput, match="stream 72"):
         list(OutputFrames().split(memoryview(b"HTTP/1.1")))
 
 

@@ -60,20 +60,31 @@ class _Http:
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._parser = h11.Connection(h11.CLIENT)
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.setblocking(False)
+        self.socket: socket.socket | None = None
         #: The prefix of paths, with the version of the engine's API.
         self._version = ""
 
     async def connect(self) -> None:
         """Connect, and read the version: a path without one is deprecated, and no one version suits all engines."""
-        try:
-            await self._loop.sock_connect(self.socket, self._path)
-        except OSError as error:
-            raise EngineError(f"{self._path}: {_advice(error)}") from error
         _, headers, _ = await self.request("GET", "/_ping")
         version = headers.get(b"api-version", b"").decode("ascii", "replace")
         self._version = f"/v{version}" if version else ""
+
+    async def _connected(self) -> socket.socket:
+        """Return the connection, ready for a request; a new one if the last reply closed it."""
+        if self.socket is not None and self._parser.our_state is self._parser.their_state is h11.DONE:
+            self._parser.start_next_cycle()
+            return self.socket
+        self.close()
+        self._parser = h11.Connection(h11.CLIENT)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.setblocking(False)
+        await self._loop.sock_connect(self.socket, self._path)
+        return self.socket
+
+    def close(self) -> None:
+        if self.socket is not None:
+            self.socket.close()
 
     async def request(
         self, method: str, path: str, body: Any = None, *, upgrade: bool = False
@@ -82,30 +93,29 @@ class _Http:
 
         After the status 101, which `upgrade` requests, the body is what arrived behind the reply.
         """
-        parser = self._parser
-        if parser.our_state is h11.DONE:
-            parser.start_next_cycle()
         content = b"" if body is None else msgspec.json.encode(body)
         headers = [("Host", "docker"), ("User-Agent", "holdfast"), ("Content-Length", str(len(content)))]
         headers += [] if body is None else [("Content-Type", "application/json")]
         headers += [("Connection", "Upgrade"), ("Upgrade", "tcp")] if upgrade else []
-        sent = [parser.send(h11.Request(method=method, target=self._version + path, headers=headers))]
-        sent += [parser.send(h11.Data(data=content))] if content else []
-        sent += [parser.send(h11.EndOfMessage())]
         try:
-            await self._loop.sock_sendall(self.socket, b"".join(part or b"" for part in sent))
-            return await self._reply()
+            connection = await self._connected()
+            parser = self._parser
+            sent = [parser.send(h11.Request(method=method, target=self._version + path, headers=headers))]
+            sent += [parser.send(h11.Data(data=content))] if content else []
+            sent += [parser.send(h11.EndOfMessage())]
+            await self._loop.sock_sendall(connection, b"".join(part or b"" for part in sent))
+            return await self._reply(connection)
         except OSError as error:
             raise EngineError(f"{self._path}: {_advice(error)}") from error
-        except h11.RemoteProtocolError as error:
+        except h11.ProtocolError as error:
             raise EngineError(f"{self._path}: no reply of a Docker engine: {error}") from error
 
-    async def _reply(self) -> tuple[int, dict[bytes, bytes], bytes]:
+    async def _reply(self, connection: socket.socket) -> tuple[int, dict[bytes, bytes], bytes]:
         status, headers, body = 0, {}, bytearray()
         while True:
             event = self._parser.next_event()
             if event is h11.NEED_DATA:
-                self._parser.receive_data(await self._loop.sock_recv(self.socket, _READ_BYTES))
+                self._parser.receive_data(await self._loop.sock_recv(connection, _READ_BYTES))
             elif isinstance(event, h11.InformationalResponse | h11.Response):
                 status, headers = event.status_code, dict(event.headers)
                 if status == 101:
@@ -135,10 +145,10 @@ async def start_exec(path: str, container: str, argv: Sequence[str], user: str |
         id = _decode(path, reply, _Created).Id
         start = {"Detach": False, "Tty": False}
         status, _, output = await http.request("POST", f"/exec/{quote(id, safe='')}/start", start, upgrade=True)
-        if status != 101:
+        if status != 101 or http.socket is None:
             raise EngineError(f"{path}: the engine did not give its connection to the command (status {status})")
     except BaseException:
-        http.socket.close()
+        http.close()
         raise
     return Exec(id, http.socket, output)
 
@@ -158,7 +168,7 @@ async def exit_code(path: str, id: str) -> int | None:
     except (EngineError, TimeoutError):
         return None
     finally:
-        http.socket.close()
+        http.close()
     return None
 
 

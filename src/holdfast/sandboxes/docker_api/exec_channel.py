@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from holdfast.errors import ConnectionLost
 from holdfast.sandboxes.docker_api.api import Exec, exit_code, start_exec
-from holdfast.sandboxes.docker_api.output_frames import STDOUT, OutputFrames
+from holdfast.sandboxes.docker_api.output_frames import STDOUT, NoOutput, OutputFrames
 from holdfast.transport.channel import Receiver
 from holdfast.transport.preamble import Preamble, Reply, await_report
 from holdfast.transport.stream import READ_SIZE, SOCKET_BUFFER_BYTES, TURN_BYTES, StreamChannel
@@ -127,7 +127,7 @@ class ExecChannel(StreamChannel):
                     self._feed(piece)
                 else:
                     self._ending.preamble.keep(bytes(piece))
-        except ValueError as error:
+        except NoOutput as error:
             self._ended(ConnectionLost(f"{self.description}: {error}"))
 
     def _feed(self, piece: memoryview) -> None:

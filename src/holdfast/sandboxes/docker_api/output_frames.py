@@ -16,6 +16,10 @@ _HEADER: Final = struct.Struct(">BxxxL")
 HEADER_BYTES: Final = _HEADER.size
 
 
+class NoOutput(Exception):
+    """The bytes are no output of an exec."""
+
+
 class OutputFrames:
     """Splits bytes of the connection into the pieces of its streams. Holds no output, at most part of a header."""
 
@@ -26,7 +30,7 @@ class OutputFrames:
         self._left = 0
 
     def split(self, data: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """Yield each stream and its bytes. `ValueError` if the bytes are no output of an engine."""
+        """Yield each stream and its bytes. `NoOutput` if the bytes are none of an exec."""
         while len(data):
             if self._left:
                 piece, data = data[: self._left], data[self._left :]
@@ -45,4 +49,4 @@ class OutputFrames:
                 self._stream, self._left = _HEADER.unpack_from(data)
                 data = data[HEADER_BYTES:]
             if self._stream not in _STREAMS:
-                raise ValueError(f"stream {self._stream} in the output of a command")
+                raise NoOutput(f"stream {self._stream} in the output of a command")
