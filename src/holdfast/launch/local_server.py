@@ -179,7 +179,7 @@ def _start(path: str, timeout: float, environ: Mapping[str, str] | None) -> None
     try:
         began = os.fstat(log).st_size
         try:
-            if _has_one_thread():
+            if self_exec.is_injected() and _has_one_thread():
                 _fork(server, report, log, environment)
             else:
                 _launch(server, report, log, environment)
