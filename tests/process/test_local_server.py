@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 
 from holdfast.errors import ConnectionLost, PermissionRefused
 from holdfast.launch import local_server
+from tests.support.servers import server_environment
 
 
 @pytest.fixture
@@ -131,3 +134,52 @@ def test_the_log_is_set_aside_when_it_is_large(directory: str, monkeypatch: pyte
 def test_the_server_gets_absolute_paths_because_it_starts_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "src:/there")
     assert local_server._server_environment(os.environ)["PYTHONPATH"] == f"{os.getcwd()}/src:/there"
+
+
+#: Starts the server, in a process with this many threads, and prints the number of interpreters for that.
+STARTS = """
+import subprocess, sys, threading
+from holdfast.launch import local_server
+launchers, run = [], subprocess.run
+def counted(*arguments, **options):
+    launchers.append(arguments)
+    return run(*arguments, **options)
+subprocess.run = counted
+waiting = threading.Event()
+if sys.argv[1] == "2":
+    threading.Thread(target=waiting.wait).start()
+local_server.connect_server().close()
+waiting.set()
+print(len(launchers))
+"""
+
+
+@pytest.mark.parametrize(("threads", "launchers"), [(1, 0), (2, 1)])
+def test_a_program_with_one_thread_starts_the_server_without_another_interpreter(
+    directory: str, threads: int, launchers: int
+) -> None:
+    """Either way the server is in a session of its own and holds no descriptor of the program."""
+    held, passed = os.pipe()
+    environment = server_environment()
+    started = subprocess.run(
+        [sys.executable, "-c", STARTS, str(threads)],
+        env=environment,
+        pass_fds=(passed,),
+        capture_output=True,
+        timeout=60,
+        start_new_session=True,
+    )
+    os.close(passed)
+    try:
+        assert (started.stdout.split(), started.stderr) == ([b"%d" % launchers], b"")
+        with open(held, "rb") as left:
+            assert left.read() == b"", "the server does not hold it"
+        status = subprocess.run(
+            [sys.executable, "-m", "holdfast", "status", "--json"], env=environment, capture_output=True, timeout=60
+        )
+        pid = json.loads(status.stdout)["pid"]
+        assert os.getsid(pid) not in (pid, os.getsid(0))
+        assert os.readlink(f"/proc/{pid}/cwd") == "/"
+    finally:
+        stop = [sys.executable, "-m", "holdfast", "stop", "--grace", "0", "--force"]
+        subprocess.run(stop, env=environment, capture_output=True, timeout=60)

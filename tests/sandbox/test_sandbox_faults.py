@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 import shutil
 import signal
+import socket
+import stat
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -52,6 +55,37 @@ async def connected(name: str, **options: Any) -> AsyncIterator[Sandbox]:
         yield box
 
 
+def engine_connections() -> list[socket.socket]:
+    """Copies of our connections to the engine, which carry our channels into its containers."""
+    path = os.environ["DOCKER_HOST"].removeprefix("unix://")
+    found: dict[int, socket.socket] = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            about = os.stat(int(name))
+            # The descriptor of the listing itself may be that of a copy by now.
+            if stat.S_ISSOCK(about.st_mode) and about.st_ino not in found:
+                with socket.socket(fileno=os.dup(int(name))) as copy:
+                    if copy.family == socket.AF_UNIX and copy.getpeername() == path:
+                        found[about.st_ino] = copy.dup()
+    return list(found.values())
+
+
+def cut(name: str, via: str) -> None:
+    """Cut the only channel into this container."""
+    if via == "client":
+        (channel,) = channels(name)
+        send_signal(channel, signal.SIGKILL)
+        return
+    assert not channels(name)
+    (connection,) = engine_connections()
+    connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
+#: The ways to a container of Docker.
+both_ways = pytest.mark.parametrize("via", ["api", "client"])
+
+
 def channels(name: str) -> list[int]:
     """The client programs that carry our channels into this container."""
     found = []
@@ -71,13 +105,14 @@ async def read_on(process: ExecRemoteProcess) -> None:
 # --- the sandbox goes away ---------------------------------------------------------------------------------------
 
 
-async def test_a_container_that_is_killed_in_mid_stream(docker: ContainerEngine) -> None:
+@both_ways
+async def test_a_container_that_is_killed_in_mid_stream(docker: ContainerEngine, via: str) -> None:
     with made(docker) as name:
-        await kill_in_mid_stream(docker, name)
+        await kill_in_mid_stream(docker, name, via)
 
 
-async def kill_in_mid_stream(docker: ContainerEngine, container: str) -> None:
-    async with connected(container) as box:
+async def kill_in_mid_stream(docker: ContainerEngine, container: str, via: str) -> None:
+    async with connected(container, via=via) as box:
         process = box.exec_remote(["sh", "-c", "while :; do echo line; done"])
         assert isinstance(await anext(process), StdoutChunk)
         killed = asyncio.ensure_future(asyncio.to_thread(docker, "kill", container))
@@ -116,9 +151,10 @@ async def test_a_container_that_is_killed_under_a_bridge(docker: ContainerEngine
         assert task.cancelling() == 0
 
 
-async def test_a_container_that_is_removed(docker: ContainerEngine) -> None:
+@both_ways
+async def test_a_container_that_is_removed(docker: ContainerEngine, via: str) -> None:
     with made(docker) as name:
-        async with connected(name) as box:
+        async with connected(name, via=via) as box:
             process = await box.start(["sleep", "1000"])
             waiting = asyncio.ensure_future(process.wait())
             docker.remove(name)
@@ -127,14 +163,16 @@ async def test_a_container_that_is_removed(docker: ContainerEngine) -> None:
         docker.make(name, "hf-busybox")  # for `made` to remove
 
 
-async def test_a_container_made_again_under_the_same_name(docker: ContainerEngine) -> None:
+@both_ways
+async def test_a_container_made_again_under_the_same_name(docker: ContainerEngine, via: str) -> None:
     """A new sandbox: the caller's next commands run in it, and its old processes are unknown there."""
     with made(docker) as name:
-        async with connected(name) as box:
+        async with connected(name, via=via) as box:
             process = await box.start(["sleep", "1000"])
             docker("exec", name, "touch", "/first")
             with contextlib.ExitStack() as stopped:
-                # Frozen meanwhile, the channel neither ends nor dials before the new one is there.
+                # Frozen meanwhile, the channel neither ends nor dials before the new one is there. Without a
+                # client program the channel is ours, and our loop is blocked meanwhile.
                 for pid in channels(name):
                     send_signal(pid, signal.SIGSTOP)
                     stopped.callback(send_signal, pid, signal.SIGKILL)
@@ -145,24 +183,27 @@ async def test_a_container_made_again_under_the_same_name(docker: ContainerEngin
                 await process.wait()
 
 
-async def test_no_such_container(docker: ContainerEngine) -> None:
+@both_ways
+async def test_no_such_container(docker: ContainerEngine, via: str) -> None:
     with pytest.raises(SandboxGone, match="docker:nobody: there is no such container"):
-        async with connected("nobody"):
+        async with connected("nobody", via=via):
             pass
 
 
-async def test_a_container_that_has_ended(docker: ContainerEngine) -> None:
+@both_ways
+async def test_a_container_that_has_ended(docker: ContainerEngine, via: str) -> None:
     with made(docker, command=("true",)) as name:
         docker("wait", name)
         with pytest.raises(SandboxGone, match=f"docker:{name}: the container does not run"):
-            async with connected(name):
+            async with connected(name, via=via):
                 pass
 
 
-async def test_the_engine_does_not_run(monkeypatch: pytest.MonkeyPatch, docker: ContainerEngine) -> None:
+@both_ways
+async def test_the_engine_does_not_run(monkeypatch: pytest.MonkeyPatch, docker: ContainerEngine, via: str) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     with pytest.raises(HoldfastError, match=r"docker:web: .*/nowhere/docker\.sock") as raised:
-        async with connected("web"):
+        async with connected("web", via=via):
             pass
     assert isinstance(raised.value, SandboxError | ConnectionLost)
 
@@ -177,13 +218,14 @@ async def test_the_engine_has_no_client_here(monkeypatch: pytest.MonkeyPatch) ->
 # --- the way to it breaks ----------------------------------------------------------------------------------------
 
 
-async def test_a_channel_killed_twenty_times_loses_no_byte(container: str) -> None:
+@both_ways
+async def test_a_channel_killed_twenty_times_loses_no_byte(container: str, via: str) -> None:
     blocks = 3200  # 200 MiB
     script = f'i=0; while [ $i -lt {blocks} ]; do i=$((i+1)); printf "%065536d" $i; done'
     expected = hashlib.sha256()
     for number in range(1, blocks + 1):
         expected.update(b"%065536d" % number)
-    async with connected(container) as box:
+    async with connected(container, via=via) as box:
         process = await box.start(["sh", "-c", script], overflow="block")
         received, count, cuts = hashlib.sha256(), 0, 0
         async for chunk in process.output():
@@ -191,14 +233,14 @@ async def test_a_channel_killed_twenty_times_loses_no_byte(container: str) -> No
             received.update(chunk.data)
             count += len(chunk.data)
             if cuts < 20 and count > (cuts + 1) * blocks * 65536 // 22:
-                (channel,) = channels(container)
-                send_signal(channel, signal.SIGKILL)
+                cut(container, via)
                 cuts += 1
     assert (cuts, count, received.digest()) == (20, blocks * 65536, expected.digest())
 
 
-async def test_a_pause_is_a_pause(docker: ContainerEngine, container: str) -> None:
-    async with connected(container) as box:
+@both_ways
+async def test_a_pause_is_a_pause(docker: ContainerEngine, container: str, via: str) -> None:
+    async with connected(container, via=via) as box:
         process = await box.start(["sh", "-c", "echo ready; read line; echo $line"], stdin="open")
         await process.wait_for_output("ready")
         docker("pause", container)
@@ -211,11 +253,11 @@ async def test_a_pause_is_a_pause(docker: ContainerEngine, container: str) -> No
         await process.wait()
 
 
-async def test_a_channel_that_is_lost_during_a_pause(docker: ContainerEngine, container: str) -> None:
-    async with connected(container) as box:
+@both_ways
+async def test_a_channel_that_is_lost_during_a_pause(docker: ContainerEngine, container: str, via: str) -> None:
+    async with connected(container, via=via) as box:
         docker("pause", container)
-        (channel,) = channels(container)
-        send_signal(channel, signal.SIGKILL)
+        cut(container, via)
         answer = asyncio.ensure_future(box.exec(["echo", "after"]))
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(answer), 0.3)  # it dials, and the engine refuses
@@ -223,30 +265,33 @@ async def test_a_channel_that_is_lost_during_a_pause(docker: ContainerEngine, co
         assert (await answer).stdout == "after\n"
 
 
-async def test_an_engine_that_is_away_for_a_while(container: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with connected(container) as box:
+@both_ways
+async def test_an_engine_that_is_away_for_a_while(
+    container: str, monkeypatch: pytest.MonkeyPatch, via: str
+) -> None:
+    async with connected(container, via=via) as box:
         await box.exec(["true"])
         with monkeypatch.context() as away:
+            cut(container, via)
             away.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-            (channel,) = channels(container)
-            send_signal(channel, signal.SIGKILL)
             answer = asyncio.ensure_future(box.exec(["echo", "after"]))
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.shield(answer), 0.3)
         assert (await answer).stdout == "after\n"
 
 
-async def test_an_engine_that_does_not_come_back(container: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with connected(container, reconnect_deadline=0.5) as box:
+@both_ways
+async def test_an_engine_that_does_not_come_back(container: str, monkeypatch: pytest.MonkeyPatch, via: str) -> None:
+    async with connected(container, reconnect_deadline=0.5, via=via) as box:
+        cut(container, via)
         monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-        (channel,) = channels(container)
-        send_signal(channel, signal.SIGKILL)
         with pytest.raises(ConnectionLost, match=f"docker:{container}: .*not restored in 0.5 s: .*nowhere"):
             await box.exec(["true"])
 
 
-async def test_the_servers_death_is_a_pause(docker: ContainerEngine, container: str) -> None:
-    async with connected(container) as box:
+@both_ways
+async def test_the_servers_death_is_a_pause(docker: ContainerEngine, container: str, via: str) -> None:
+    async with connected(container, via=via) as box:
         process = await box.start(["sh", "-c", "echo ready; read line; echo $line"], stdin="open")
         await process.wait_for_output("ready")
         docker("exec", container, "kill", "-KILL", str((await box.status()).pid))
@@ -328,13 +373,15 @@ async def test_a_user_without_a_home(docker: ContainerEngine, container: str) ->
     docker("exec", container, "test", "!", "-e", "/nonexistent")
 
 
-async def test_an_unknown_user(container: str) -> None:
+@both_ways
+async def test_an_unknown_user(container: str, via: str) -> None:
     with pytest.raises(HoldfastError, match=f"docker:{container}: there is no such user: .*stranger"):
-        async with connected(container, user="stranger"):
+        async with connected(container, user="stranger", via=via):
             pass
 
 
-async def test_an_image_without_a_shell(docker: ContainerEngine, tmp_path: Path) -> None:
+@both_ways
+async def test_an_image_without_a_shell(docker: ContainerEngine, tmp_path: Path, via: str) -> None:
     """One static program and nothing else: the server comes in by the engine's own copy."""
     root = tmp_path / "root"
     root.mkdir()
@@ -342,7 +389,7 @@ async def test_an_image_without_a_shell(docker: ContainerEngine, tmp_path: Path)
     docker.image(root, "hf-scratch")
     with made(docker, image="hf-scratch", command=("/busybox", "sleep", "9999")) as name:
         for _ in range(2):
-            async with connected(name) as box:
+            async with connected(name, via=via) as box:
                 assert (await box.exec(["/busybox", "echo", "hello"])).stdout == "hello\n"
 
 

@@ -1,6 +1,7 @@
 """Containers of Docker and Podman: one that runs (`docker:NAME`), or a new one for the length of a `with` block.
 
-Both engines have the same client commands. Touches the engine through its client program alone.
+Both engines have the same client commands. Channels to containers of Docker go through the engine's API where its
+Unix socket is known (`sandboxes/docker_api/`), everything else through the client program.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from holdfast.client.opening import RECONNECT_DEADLINE
 from holdfast.client.sandbox import Sandbox
-from holdfast.errors import InvalidParams, SandboxError
+from holdfast.errors import ConnectionLost, InvalidParams, SandboxError
+from holdfast.sandboxes.docker_api.endpoint import EngineSocket, engine_socket
 from holdfast.sandboxes.host_command import run_host_command
 from holdfast.sandboxes.install.bundle import bundle
-from holdfast.sandboxes.install.installation import BundleChoice, Installation
+from holdfast.sandboxes.install.installation import TREE_REQUEST, BundleChoice, Installation
 from holdfast.sandboxes.install.unpacking import unpacked
 from holdfast.sandboxes.opening import open_target
 from holdfast.sandboxes.target import CommandTarget, Signs
+from holdfast.transport.channel import Channel, Receiver
+from holdfast.transport.preamble import Reply
 
 Engine = Literal["docker", "podman"]
+Via = Literal["api", "client"]
 
 #: On every container that `create` makes, to find containers after their creator was killed:
 #: `docker ps --all --filter label=holdfast.created`.
@@ -35,7 +40,10 @@ FIRST_PROCESS: Final = "holdfast.fleet.containers.first_process"
 
 
 class Container(CommandTarget):
-    """A container that runs, reached through `docker exec` or `podman exec`."""
+    """A container that runs, reached through the API of Docker's engine, `docker exec` or `podman exec`.
+
+    `via` is `api` or `client`; by default the API, if the `docker` client would use a Unix socket.
+    """
 
     gone_signs: ClassVar[Signs] = (
         (re.compile(r"[Nn]o such container|no container with name or ID"), "there is no such container"),
@@ -51,6 +59,7 @@ class Container(CommandTarget):
         user: str | None = None,
         directory: str | None = None,
         bundle: BundleChoice = True,
+        via: Via | None = None,
     ) -> None:
         if not name or name.startswith("-"):
             raise InvalidParams(f"{engine}:{name}: names no container")
@@ -59,6 +68,11 @@ class Container(CommandTarget):
         self.program: str = engine
         self.name = name
         self.user = user
+        if via not in (None, "api", "client"):
+            raise InvalidParams(f"{self.address}: via={via}: api or client")
+        self.via = via
+        if via == "api" and (reason := self._api().reason):
+            raise InvalidParams(f"{self.address}: via=api: {reason}")
 
     @classmethod
     def from_address(cls, scheme: str, rest: str, **options: Any) -> Self:
@@ -73,6 +87,42 @@ class Container(CommandTarget):
     def command(self, argv: Sequence[str]) -> list[str]:
         user = [] if self.user is None else ["--user", self.user]
         return [self.program, "exec", "--interactive", *user, self.name, *argv]
+
+    def _api(self) -> EngineSocket:
+        """The engine's socket at this moment, or why there is none for this container."""
+        if self.engine != "docker":
+            return EngineSocket(reason=f"{self.engine} has another API than Docker's engine")
+        if self.via is None and self.program != self.engine:
+            return EngineSocket(reason=f"another client program is used: {self.program}")
+        return engine_socket()
+
+    async def start_channel(
+        self, argv: Sequence[str], receiver: Receiver, report: bytes | None, reply: Reply | None = None
+    ) -> Channel:
+        api = EngineSocket(reason="via=client") if self.via == "client" else self._api()
+        if self.via == "api" and api.reason:
+            raise SandboxError(f"{self.address}: via=api: {api.reason}")
+        if api.reason:
+            return await super().start_channel(argv, receiver, report, reply)
+        from holdfast.sandboxes.docker_api.api import EngineError
+        from holdfast.sandboxes.docker_api.exec_channel import dial
+
+        try:
+            return await dial(
+                api.path,
+                self.name,
+                argv,
+                receiver,
+                user=self.user,
+                name=self.address,
+                explain=self.channel_ended,
+                report=report,
+                request=TREE_REQUEST,
+                reply=reply,
+            )
+        except EngineError as error:
+            lost = ConnectionLost(f"{self.address}: {error}", exit_code=1, words=str(error))
+            raise self.channel_ended(lost) from error
 
     async def copy_in(self, tree: Path, directory: str) -> bool:
         done = await run_host_command([self.program, "cp", str(tree), f"{self.name}:{directory}"])

@@ -16,7 +16,7 @@ from typing import Final
 
 from holdfast.errors import CommandNotFound, ConnectionLost
 from holdfast.launch.pidfd_signals import signal_child_group
-from holdfast.transport.stdio import without_queries
+from holdfast.transport.preamble import without_queries
 from holdfast.types import Struct
 
 #: The default limit of a command: an engine under load takes seconds, and a hanging one must not block its caller.

@@ -53,7 +53,7 @@ class AddressKind(msgspec.Struct, frozen=True):
     ends_with_client: bool = False
 
 
-_CONTAINER: Final[Options] = {**_INSTALL, "user": str}
+_CONTAINER: Final[Options] = {**_INSTALL, "user": str, "via": str}
 _JAIL: Final[Options] = {"network": _boolean, "read_only": str, "writable": str}
 _POD: Final[Options] = {**_INSTALL, "context": str, "wait_ready": float, "via": str, "sandbox": str}
 

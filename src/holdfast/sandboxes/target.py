@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -30,7 +30,7 @@ from holdfast.sandboxes.install.installation import (
 )
 from holdfast.transport import stdio
 from holdfast.transport.channel import Channel, Receiver
-from holdfast.transport.stdio import without_queries
+from holdfast.transport.preamble import Reply, without_queries
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class CommandTarget(SandboxTarget):
         argv: Sequence[str],
         receiver: Receiver,
         report: bytes | None,
-        reply: Callable[[bytes], AsyncIterator[bytes]] | None = None,
+        reply: Reply | None = None,
     ) -> Channel:
         """Run a command inside with its stdin and stdout as a channel, once it printed `report` if that is set.
 

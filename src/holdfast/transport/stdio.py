@@ -10,17 +10,17 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import re
 import shlex
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
-from holdfast.errors import CommandNotFound, ConnectionLost, HoldfastError, InvalidParams
+from holdfast.errors import CommandNotFound, ConnectionLost, InvalidParams
 from holdfast.transport.channel import Receiver
+from holdfast.transport.preamble import STDERR_TAIL_BYTES, Preamble, Reply, await_report
 from holdfast.transport.stream import StreamChannel
 from holdfast.types import MAX_MESSAGE_BYTES
 from holdfast.wire.framing import Oversized
@@ -29,12 +29,6 @@ from holdfast.wire.framing import Oversized
 #: larger reads. Not before, because the kernel limits the capacity of all pipes of a user together.
 PIPE_BYTES: Final = 64 * 1024
 GROWN_PIPE_BYTES: Final = 1024 * 1024
-#: The tail of the command's stderr that is held: enough for a traceback.
-STDERR_TAIL_BYTES: Final = 64 * 1024
-#: The part of it in the error: the last lines have the reason.
-STDERR_SHOWN_BYTES: Final = 2_000
-#: The long query of a URL. It may have lost its end, and with it the closing quotation mark.
-_QUERY: Final = re.compile(r"\?[^\s\"'?]*=[^\s\"'?]{60,}")
 #: The time for the command after the end of its input, and again after TERM. A server gives its processes 5 s
 #: between TERM and KILL; if it were killed during that time, they would be left behind.
 GRACE_SECONDS: Final = 10.0
@@ -43,33 +37,12 @@ GRACE_SECONDS: Final = 10.0
 class _Command:
     """The command between channel and receiver. The receiver gets the end once the command is reaped."""
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        receiver: Receiver,
-        name: str,
-        grace: float,
-        explain: Callable[[ConnectionLost], Exception] | None,
-        report: bytes | None,
-        request: bytes | None,
-    ) -> None:
-        self._explain = explain
-        self._report = report
-        self._request = request
+    def __init__(self, process: subprocess.Popen[bytes], preamble: Preamble, grace: float) -> None:
         self._loop = asyncio.get_running_loop()
-        #: Set when the report has come; an error if the command ended before it.
-        self.reported: asyncio.Future[None] = self._loop.create_future()
-        if report is None:
-            self.reported.set_result(None)
-        #: The first line before the report that begins with `request`.
-        self.requested: asyncio.Future[bytes] = self._loop.create_future()
         self._process = process
-        self._receiver = receiver
-        self._name = name
+        self._preamble = preamble
+        self.message_received = preamble.message_received
         self._grace = grace
-        self._tail = bytearray()
-        #: Whether the first message has arrived. Lines before it are passed to `explain`.
-        self._receiving = explain is None
         self._channel_lost = False
         self._exited = False
         self._error: Exception | None = None
@@ -83,21 +56,6 @@ class _Command:
         self._watch()
 
     # --- Receiver of the channel -------------------------------------------------------------------------------
-
-    def message_received(self, message: bytes | Oversized) -> None:
-        # Engines print their errors and login shells their greetings on stdout; neither begins like a message.
-        if not self._receiving and not isinstance(message, Oversized):
-            if not self.reported.done() and bytes(message) == self._report:
-                self.reported.set_result(None)
-                return
-            if self._request is not None and not self.requested.done() and bytes(message).startswith(self._request):
-                self.requested.set_result(bytes(message))
-                return
-            if not self.reported.done() or bytes(message[:64]).lstrip()[:1] != b"{":
-                self._keep(bytes(message) + b"\n")
-                return
-            self._receiving = True
-        self._receiver.message_received(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         """The pipes are closed, at which the command should exit; otherwise signals follow."""
@@ -152,19 +110,9 @@ class _Command:
             self._loop.remove_reader(self._stderr)
             os.close(self._stderr)
             self._stderr = -1
-        if self.reported.done():
-            self._receiver.connection_lost(None if self._closed_by_us else self._failure())
-        else:
-            self.reported.set_exception(self._failure())
-
-    def _failure(self) -> Exception:
         code = self._process.returncode
-        ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        text = without_queries(self._tail.decode(errors="replace")).strip()[-STDERR_SHOWN_BYTES:]
-        message = f"{self._name}: the command {ended}" + (f": {text}" if text else "")
-        lost = ConnectionLost(message, exit_code=code, words=text)
-        lost.__cause__ = self._error
-        return lost if self._explain is None else self._explain(lost)
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        self._preamble.ended(how, code, closed_by_us=self._closed_by_us, cause=self._error)
 
     def _stderr_readable(self) -> None:
         while self._stderr >= 0:
@@ -177,13 +125,9 @@ class _Command:
                 os.close(self._stderr)
                 self._stderr = -1
                 return
-            self._keep(data)
+            self._preamble.keep(data)
             if len(data) < STDERR_TAIL_BYTES:
                 return
-
-    def _keep(self, data: bytes) -> None:
-        self._tail += data
-        del self._tail[:-STDERR_TAIL_BYTES]
 
 
 class CommandChannel(StreamChannel):
@@ -227,7 +171,7 @@ async def dial(
     explain: Callable[[ConnectionLost], Exception] | None = None,
     report: bytes | None = None,
     request: bytes | None = None,
-    reply: Callable[[bytes], AsyncIterator[bytes]] | None = None,
+    reply: Reply | None = None,
 ) -> CommandChannel:
     """Run `argv` and use its stdin and stdout as a channel. `env` is its whole environment; None: this process's.
 
@@ -253,42 +197,11 @@ async def dial(
         )
     except OSError as error:
         raise CommandNotFound(f"{argv[0]}: {error.strerror}") from error
-    command = _Command(process, receiver, name, grace, explain, report, request)
+    preamble = Preamble(receiver, name=name, explain=explain, report=report, request=request)
+    command = _Command(process, preamble, grace)
     channel = CommandChannel(process, command, name, max_message_bytes, lend)
-    try:
-        if reply is not None:
-            either: set[asyncio.Future[Any]] = {command.reported, command.requested}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if command.requested.done():
-                await _send_reply(channel, command, reply(command.requested.result()))
-        await command.reported
-    except BaseException:
-        command.reported.cancel()
-        channel.close()
-        raise
+    await await_report(channel, preamble, reply)
     return channel
-
-
-async def _send_reply(channel: CommandChannel, command: _Command, pieces: AsyncIterator[bytes]) -> None:
-    try:
-        async for piece in pieces:
-            await channel.send_raw(piece)
-    except ConnectionLost:
-        return  # the command exits before it has read all: its exit has the reason
-    except HoldfastError:
-        # The command sees the end of its input, and removes what it has prepared.
-        channel.close()
-        await asyncio.wait([command.reported])
-        command.reported.exception()
-        raise
-
-
-def without_queries(text: str) -> str:
-    """The output of a program without the long queries of URLs.
-
-    `kubectl exec` prints the URL that it could not reach, which contains the whole command.
-    """
-    return _QUERY.sub("?…", text)
 
 
 def serve(receiver: Receiver, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> StreamChannel:

@@ -116,6 +116,19 @@ class FrameReader:
             if following != b"" or self._lengths:
                 yield following
 
+    def feed_lent(self, data: memoryview) -> Iterator[bytes | memoryview | Oversized]:
+        """As `feed`, except that a large message is lent, as by `wrote`, and not copied once more."""
+        while len(data):
+            room = self.writable()
+            if room is None:
+                yield from self.feed(data)
+                return
+            count = min(len(room), len(data))
+            room[:count] = data[:count]
+            data = data[count:]
+            if (message := self.wrote(count)) is not None:
+                yield message
+
     def whole(self, data: bytes) -> bytes | None:
         """The message, if `data` is exactly one message with its length; None if not: use `feed`.
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
@@ -21,6 +21,7 @@ from holdfast.sandboxes.install.installation import BundleChoice, Installation
 from holdfast.sandboxes.kubernetes.status import PodStatus, read_status
 from holdfast.sandboxes.target import CommandTarget, Signs, environment
 from holdfast.transport.channel import Channel, Receiver
+from holdfast.transport.preamble import Reply
 
 if TYPE_CHECKING:
     from holdfast.sandboxes.kubernetes.api import ApiError, ClusterApi
@@ -181,7 +182,7 @@ class Pod(CommandTarget):
         argv: Sequence[str],
         receiver: Receiver,
         report: bytes | None,
-        reply: Callable[[bytes], AsyncIterator[bytes]] | None = None,
+        reply: Reply | None = None,
     ) -> Channel:
         if self.via == "kubectl":
             return await super().start_channel(argv, receiver, report, reply)
