@@ -50,6 +50,9 @@ OPERATIONS: Final = 20
 WARM_UP: Final = 10
 #: Seconds without an operation, in which the holder's processor time is measured.
 IDLE_SECONDS: Final = 2.0
+#: The same for a service: it renews its leases, pings its database and takes samples every 5 s, so a shorter time
+#: has all of that work or none of it.
+IDLE_SERVICE_SECONDS: Final = 10.0
 #: Things that are made at a time.
 AT_ONCE: Final = 16
 #: Processor time of one operation may grow by this factor for each tenfold count: n log n in total, and the noise
@@ -90,6 +93,7 @@ class Holder(msgspec.Struct):
     pid: int
     grow: Callable[[int], Awaitable[None]]  #: Makes so many more.
     operate: Callable[[], Awaitable[object]]
+    idle_seconds: float = IDLE_SECONDS
 
 
 Kind = Callable[[], contextlib.AbstractAsyncContextManager[Holder]]
@@ -125,10 +129,10 @@ async def _point(holder: Holder, count: int, alone: int) -> Point:
             taken.append(perf_counter() - began)
         spent.append((cpu_seconds(holder.pid) - began_cpu) / OPERATIONS)
     # Timers of the operations: clean-ups, moves into cgroups.
-    await asyncio.sleep(IDLE_SECONDS / 2)
+    await asyncio.sleep(holder.idle_seconds / 2)
     began_cpu = cpu_seconds(holder.pid)
-    await asyncio.sleep(IDLE_SECONDS)
-    idle = (cpu_seconds(holder.pid) - began_cpu) / IDLE_SECONDS * 100
+    await asyncio.sleep(holder.idle_seconds)
+    idle = (cpu_seconds(holder.pid) - began_cpu) / holder.idle_seconds * 100
     each = (memory - alone) / 1024 / (count - 1) if count > 1 else 0.0
     return Point(count, statistics.median(taken) * 1000, min(spent) * 1000, each, idle)
 
@@ -239,6 +243,7 @@ async def sessions() -> AsyncIterator[Holder]:
                 service.pid,
                 lambda more: _make(more, other.create),
                 lambda: caller.run("true"),
+                IDLE_SERVICE_SECONDS,
             )
 
 

@@ -340,9 +340,12 @@ class Seen:
         self.calls: list[tuple[str, str, str, str]] = []
         self.headers: Mapping[str, str] = {}
         self.concerned: set[str] = set()
+        #: Set when a call has begun, and when one has ended.
+        self.begun, self.ended = asyncio.Event(), asyncio.Event()
 
     def begin(self, front: FrontName, method: str, headers: Mapping[str, str]) -> SeenCall:
         self.headers = headers
+        self.begun.set()
         return SeenCall(self, front, method)
 
 
@@ -358,6 +361,7 @@ class SeenCall:
 
     def end(self, status: str) -> None:
         self._seen.calls.append((self._front, self._method, self._agent, status))
+        self._seen.ended.set()
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:

@@ -171,10 +171,10 @@ class MemoryStore:
             if lease is None or (lease.replica, lease.epoch) != (fence.replica, fence.epoch):
                 raise NotNow("another has the lease", reason="LEASE_LOST")
             record = self.records[fence.session_id]
-            if record.audited_token >= fence.token:
+            if entries and record.audited_token >= fence.token:
                 return []
             self.records[fence.session_id] = msgspec.structs.replace(
-                record, audited_token=fence.token, **fence.metadata
+                record, audited_token=max(record.audited_token, fence.token), **fence.metadata
             )
         rows = []
         for each in entries:

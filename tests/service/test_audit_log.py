@@ -11,8 +11,8 @@ from sqlalchemy import text
 from holdfast.service.api import AuditFilter
 from holdfast.service.audit.chain import MARKED, OPENED, row_hash
 from holdfast.service.problems import Bug, Unavailable
-from holdfast.service.store import MISSED, Fence, Page, RowNotice, Store
-from holdfast.service.store.batch import MARK_EVERY
+from holdfast.service.store import MISSED, Fence, Page, RowNotice, Store, group_commit
+from holdfast.service.store.batch import MARK_EVERY, Append
 from holdfast.service.store.notices import MAX_BEHIND
 from holdfast.service.types import AuditRow
 from tests.service.conftest import OpenStore
@@ -100,6 +100,44 @@ async def test_rows_that_no_caller_waits_for_share_the_next_transaction(store: S
     await store.writer.finish()
     assert len(await last) == 1
     assert store.writer.queued == 0
+
+
+@pytest.mark.parametrize("crowd", [1, 2])
+async def test_the_appends_of_many_sessions_wait_for_more(
+    store: Store, monkeypatch: pytest.MonkeyPatch, crowd: int
+) -> None:
+    await store.append([entry("s1")])
+    monkeypatch.setattr(group_commit, "CROWD", crowd)
+    # No end of the interval in this test.
+    monkeypatch.setattr(group_commit, "CROWD_SECONDS", 1e6)
+    store.writer._crowd = group_commit._Crowd()
+    before = store.writer.transactions
+    first = asyncio.create_task(store.append([entry("s1")]))
+    await asyncio.sleep(0)
+    # Only a timer begins the transaction of a crowd.
+    assert (store.writer._timer is not None) == (crowd == 1)
+    if crowd == 1:
+        await asyncio.gather(first, store.append([entry("s2")]))
+        assert store.writer.transactions - before == 1
+    assert [row.seq for row in await first] == [2]
+
+
+def test_a_crowd_is_many_sessions_within_a_moment() -> None:
+    def works(count: int) -> list[Append]:
+        return [Append((entry(f"s{number}"),), None) for number in range(count)]
+
+    def counted(crowd: group_commit._Crowd, count: int, now: float) -> bool:
+        return [crowd.is_there(work, now) for work in works(count)][-1]
+
+    few, many, interval = group_commit.CROWD - 1, group_commit.CROWD, group_commit.CROWD_SECONDS
+    crowd = group_commit._Crowd()
+    assert not any(counted(crowd, few, 100.0) for _ in range(5))
+    assert counted(crowd, many, 100.0)
+    # In the interval after it, too, but not in a later one.
+    assert counted(crowd, 1, 100.0 + 1.5 * interval)
+    assert not counted(crowd, 1, 100.0 + 3.1 * interval)
+    assert counted(crowd, many, 200.0)
+    assert not counted(crowd, 1, 300.0)
 
 
 async def test_an_append_of_several_sessions_is_whole(store: Store) -> None:

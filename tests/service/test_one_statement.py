@@ -1,4 +1,4 @@
-"""Appends to PostgreSQL as one statement: used after a known row, with all checks of the transaction."""
+"""Appends as one statement: used after a known row, with all checks of the transaction."""
 
 from __future__ import annotations
 
@@ -20,10 +20,23 @@ MANY: dict[str, Any] = {"per_agent": 99, "total": 99}
 
 
 @pytest.fixture
-async def stores(postgres_url: str) -> AsyncIterator[tuple[Store, Store]]:
-    """Two replicas."""
+async def stores(store_url: str) -> AsyncIterator[tuple[Store, Store]]:
+    """Two replicas; with SQLite, two programs that have the file open."""
+    async with await Store.open(store_url) as first, await Store.open(store_url) as second:
+        yield first, second
+
+
+@pytest.fixture
+async def on_postgres(postgres_url: str) -> AsyncIterator[tuple[Store, Store]]:
+    """Two replicas on PostgreSQL."""
     async with await Store.open(postgres_url) as first, await Store.open(postgres_url) as second:
         yield first, second
+
+
+@pytest.fixture
+async def on_sqlite(sqlite_url: str) -> AsyncIterator[Store]:
+    async with await Store.open(sqlite_url) as store:
+        yield store
 
 
 class Transactions:
@@ -47,7 +60,8 @@ async def test_rows_after_a_known_row_are_one_statement(
     await store.add_session(record(), **MANY)
     (lease,) = await store.claim("r1", 30.0)
     metadata = {"commands_run": 3, "last_activity_at": 1760000000.1234567, "warned_at": None}
-    async with other.listen("s1") as listening:
+    # SQLite has no notices for another program.
+    async with (store if store.database.is_sqlite else other).listen("s1") as listening:
         await store.append([entry(n=0)])
         transactions = Transactions(store, monkeypatch)
         rows = await store.append([entry(n=1), entry(n=2, text="\N{SNOWMAN} 'quoted' \\ ")])
@@ -139,8 +153,10 @@ async def test_the_size_of_a_stream_is_that_of_its_rows(stores: tuple[Store, Sto
 
 
 @pytest.mark.parametrize("changed", ["lease_expires = 7", "lease_epoch = lease_epoch + 1"])
-async def test_the_fence_is_checked_after_a_wait_for_the_lock(stores: tuple[Store, Store], changed: str) -> None:
-    store, other = stores
+async def test_the_fence_is_checked_after_a_wait_for_the_lock(
+    on_postgres: tuple[Store, Store], changed: str
+) -> None:
+    store, other = on_postgres
     await store.add_session(record(), **MANY)
     (lease,) = await store.claim("r1", 30.0)
     await store.append([entry(n=0)])
@@ -165,9 +181,9 @@ async def test_the_fence_is_checked_after_a_wait_for_the_lock(stores: tuple[Stor
 
 
 async def test_a_connection_that_was_cut_is_replaced(
-    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+    on_postgres: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, other = stores
+    store, other = on_postgres
     await store.append([entry(n=1)])
     await store.append([entry(n=2)])
     ours = text(
@@ -192,3 +208,73 @@ async def test_heads_are_bounded(stores: tuple[Store, Store], monkeypatch: pytes
     assert transactions.count == 0
     await store.append([entry("s1")])
     assert transactions.count == 1
+
+
+async def test_rows_of_many_sessions_are_one_statement_of_sqlite(
+    on_sqlite: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, names = on_sqlite, [f"s{number}" for number in range(40)]
+    for name in names:
+        await store.add_session(record(name), **MANY)
+    leases = {lease.session_id: lease for lease in await store.claim("r1", 30.0)}
+    await store.append([entry(name) for name in names])
+    transactions = Transactions(store, monkeypatch)
+    metadata = {"commands_run": 3, "last_activity_at": 0.1 + 0.2, "warned_at": 1760000000.1234567}
+    fences = [Fence(name, "r1", leases[name].epoch, 7, metadata) for name in names[:20]]
+    at = [1760000000.1234567 + number / 3 for number in range(40)]
+    written = await asyncio.gather(
+        *(store.append([entry(name, at=when, n=1)]) for name, when in zip(names, at, strict=True)),
+        *(store.append([entry(fence.session_id, "command_ended")] * 2, fence=fence) for fence in fences),
+    )
+    assert transactions.count == 0
+    assert [[row.seq for row in rows] for rows in written] == [[2]] * 40 + [[3, 4]] * 20
+    assert [(await store.rows_after(name, 1, 1))[0].at for name in names] == at
+    for name in names[:20]:
+        session = await store.session(name)
+        assert (session.audited_token, session.commands_run) == (7, 3)
+        assert (session.last_activity_at, session.warned_at) == (0.1 + 0.2, 1760000000.1234567)
+    assert (await store.session("s20")).audited_token == 0
+    assert (await store.verify()).holds
+
+
+async def test_one_lost_lease_refuses_only_its_own_rows(on_sqlite: Store) -> None:
+    store, names = on_sqlite, ("s1", "s2", "s3")
+    for name in names:
+        await store.add_session(record(name), **MANY)
+    epochs = {lease.session_id: lease.epoch for lease in await store.claim("r1", 30.0)}
+    await store.append([entry(name) for name in names])
+    epochs["s2"] += 1
+    appends = (store.append([entry(name)], fence=Fence(name, "r1", epochs[name], 5)) for name in names)
+    first, second, third = await asyncio.gather(*appends, return_exceptions=True)
+    assert isinstance(second, NotNow)
+    assert second.reason == "LEASE_LOST"
+    assert [len(rows) for rows in (first, third) if isinstance(rows, list)] == [1, 1]
+    assert [await store.last_seq(name) for name in names] == [2, 1, 2]
+    assert (await store.verify()).holds
+
+
+@pytest.mark.parametrize("at", [5e-324, 2.0**60, 1e300])
+async def test_a_time_that_sqlite_could_not_read_exactly_is_written_by_a_transaction(
+    on_sqlite: Store, monkeypatch: pytest.MonkeyPatch, at: float
+) -> None:
+    await on_sqlite.append([entry()])
+    transactions = Transactions(on_sqlite, monkeypatch)
+    await on_sqlite.append([entry(at=at)])
+    assert transactions.count == 1
+    assert (await on_sqlite.rows_after("s1", 1))[0].at == at
+    assert (await on_sqlite.verify()).holds
+
+
+async def test_a_fence_without_rows_sets_the_metadata(stores: tuple[Store, Store]) -> None:
+    """The position of the session stays where it is."""
+    store, _ = stores
+    await store.add_session(record(), **MANY)
+    (lease,) = await store.claim("r1", 30.0)
+    await store.append([entry()], fence=Fence("s1", "r1", lease.epoch, 100))
+    metadata = {"commands_run": 4, "last_activity_at": 2000.5, "warned_at": None}
+    assert await store.append([], fence=Fence("s1", "r1", lease.epoch, 90, metadata)) == []
+    session = await store.session("s1")
+    assert (session.audited_token, session.commands_run, session.last_activity_at) == (100, 4, 2000.5)
+    with pytest.raises(NotNow):
+        await store.append([], fence=Fence("s1", "r2", lease.epoch, 200, {**metadata, "commands_run": 5}))
+    assert (await store.session("s1")).commands_run == 4

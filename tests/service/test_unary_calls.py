@@ -221,24 +221,28 @@ async def test_a_client_that_leaves_cancels_its_call() -> None:
     assert seen.calls == [("http", "GetSession", "anna", "CANCELLED")]
 
 
+async def test_a_client_that_leaves_cancels_its_call_before_a_request_that_waits() -> None:
+    seen = Seen()
+    async with OverHttp(observer=seen) as fronts:
+        fronts.sessions.answers["get"] = for_ever
+        connection = await Connection.to(fronts)
+        # The connection has parsed the second request, and has not begun it.
+        await connection.send(request() + request())
+        await fronts.sessions.until_open(1)
+        connection.close()
+        await fronts.sessions.until_open(0)
+    assert seen.calls == [("http", "GetSession", "anna", "CANCELLED")]
+
+
 async def test_a_client_that_leaves_before_the_end_of_its_request_calls_nothing() -> None:
     seen = Seen()
-    messages = iter(({"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}))
-    head = {"authorization": f"Bearer {ANNA}", "content-type": "application/json", "content-length": "18"}
-    headers = [(name.encode(), value.encode()) for name, value in head.items()]
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return next(messages)
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
     async with OverHttp(observer=seen) as fronts:
-        path = f"{PATH}/GetSession"
-        scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "client": ("127.0.0.1", 1)}
-        await fronts.http._app(scope, receive, send)
-        assert fronts.sessions.calls == sent == []
+        connection = await Connection.to(fronts)
+        await connection.send(request()[:-1])
+        await seen.begun.wait()
+        connection.close()
+        await seen.ended.wait()
+        assert fronts.sessions.calls == []
     assert seen.calls == [("http", "GetSession", "anna", "CANCELLED")]
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache
+from types import TracebackType
 from typing import Any, Final, Literal, Protocol
 
 from holdfast.service.access.rates import Rates
@@ -89,31 +89,50 @@ class AdmittedCall:
             self._interrupted = True
             self._task.cancel()
 
-    @contextmanager
-    def explained(self) -> Iterator[None]:
+    def explained(self) -> _Explained:
         """Convert exceptions inside the block to Problems. The call of a disconnected client stays cancelled."""
-        try:
-            yield
-        except Problem as problem:
-            self.status = problem.status
-            raise
-        except asyncio.CancelledError:
+        return _Explained(self)
+
+    def problem_of(self, error: BaseException) -> Problem | None:
+        """Set the status of a call that failed; return the Problem for its caller, None for `error` itself."""
+        if isinstance(error, Problem):
+            self.status = error.status
+            return None
+        if isinstance(error, asyncio.CancelledError):
             if not self._interrupted:
                 self.status = "CANCELLED"
-                raise
+                return None
             self.status = "UNAVAILABLE"
             if self._task is not None:
                 self._task.uncancel()
-            raise stopping() from None
-        except Exception as error:
-            self.status = "INTERNAL"
-            raise bug(error, self.method.name) from error
+            return stopping()
+        if not isinstance(error, Exception):
+            return None
+        self.status = "INTERNAL"
+        return bug(error, self.method.name)
 
     def end(self) -> None:
         self._calls.discard(self)
         self._rates.end(self.caller.agent_id, stream=self.method.stream)
         if self._observed is not None:
             self._observed.end(self.status)
+
+
+class _Explained:
+    """The context of `explained`; a class, because a generator costs more, and every call has one."""
+
+    def __init__(self, call: AdmittedCall) -> None:
+        self._call = call
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and (problem := self._call.problem_of(error)) is not None:
+            # A cancellation that the stop of the service has caused is no reason for the caller.
+            raise problem from (error if isinstance(error, Exception) else None)
 
 
 class Admission:

@@ -11,6 +11,7 @@ import logging
 import urllib.parse
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import grpc
@@ -227,6 +228,7 @@ async def _abort(context: _Context, problem: Problem) -> NoReturn:
     await context.abort(*rpc_status.to_status(status_of(problem)))
 
 
+@lru_cache(1_024)
 def peer_of(peer: str) -> str:
     """Return the address in a peer string of gRPC, without the port."""
     kind, _, rest = urllib.parse.unquote(peer).partition(":")

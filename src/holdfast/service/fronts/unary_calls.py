@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Coroutine
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -21,6 +20,7 @@ from holdfast.service.access.admission import Admission, AdmittedCall
 from holdfast.service.fronts.handler import Handler, RpcMethod, Unary, methods
 from holdfast.service.fronts.json_codec import from_json, to_json
 from holdfast.service.fronts.status_details import details_of, message_of
+from holdfast.service.fronts.web_connection import ArrivedRequest
 from holdfast.service.problems import Problem
 
 _JSON: Final = "application/json"
@@ -88,6 +88,8 @@ class UnaryCalls:
         """Return the headers of a request that `_answer` answers; None for others."""
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._methods:
             return None
+        if ArrivedRequest.NAME not in scope.get("extensions", {}):
+            return None
         try:
             headers = {name.decode("ascii"): value.decode("ascii") for name, value in scope["headers"]}
         except UnicodeDecodeError:
@@ -111,13 +113,16 @@ class UnaryCalls:
             call = await self._admission.begin("http", method, headers, (scope["client"] or ("unix",))[0])
         except Problem as problem:
             return _refusal(problem)
+        arrived: ArrivedRequest = scope["extensions"][ArrivedRequest.NAME]
         try:
-            body = await self._body(receive)
+            body = arrived.body()
+            if body is None:
+                body = await self._body(receive)
             if body is None:
                 call.status = "DEADLINE_EXCEEDED"
                 return _error(504, "deadline_exceeded", "the request did not arrive in time")
-            return await _unless_disconnected(
-                receive, _answered(call, function, body, is_json=headers["content-type"] == _JSON)
+            return await arrived.unless_disconnected(
+                _answered(call, function, body, is_json=headers["content-type"] == _JSON)
             )
         except ClientDisconnect:
             call.status = "CANCELLED"
@@ -137,28 +142,6 @@ class UnaryCalls:
         except TimeoutError:
             return None
         raise ClientDisconnect
-
-
-async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, _Response]) -> _Response:
-    """Await `work` in this task; a disconnect of the client cancels it and raises `ClientDisconnect`."""
-    task = asyncio.current_task()
-    assert task is not None
-    leaving = asyncio.create_task(_cancel_at_disconnect(receive, task))
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if not leaving.done():
-            raise
-        task.uncancel()
-        raise ClientDisconnect from None
-    finally:
-        leaving.cancel()
-
-
-async def _cancel_at_disconnect(receive: Receive, task: asyncio.Task[Any]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    task.cancel()
 
 
 async def _answered(call: AdmittedCall, function: Unary, data: bytes, *, is_json: bool) -> _Response:

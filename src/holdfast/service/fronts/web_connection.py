@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
 from holdfast.service.fronts.connections import AcceptedConnection, ConnectionGate
+
+T = TypeVar("T")
 
 #: A request's target, headers and trailers together, and bytes without a complete header or a part of the body.
 LARGEST_HEAD: Final = 65_536
@@ -27,6 +30,49 @@ _PIECE: Final = 4_096
 _HEADER_OVERHEAD: Final = 4
 _NO_ROOM: Final = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _INVALID: Final = "Invalid HTTP request received."
+
+
+class ArrivedRequest:
+    """One request of a connection, for an application that can use more than ASGI has: `scope["extensions"]`.
+
+    ASGI reports the body and the disconnect of the client to a coroutine, so a wait for the disconnect is a task
+    for each request, and the body needs a deadline although most bodies arrive with their head.
+    """
+
+    #: The name of the extension.
+    NAME: Final = "holdfast.request"
+
+    def __init__(self, cycle: RequestResponseCycle, leaving: set[Callable[[], object]]) -> None:
+        self._cycle = cycle
+        self._leaving = leaving
+
+    def body(self) -> bytes | None:
+        """Return the whole body; None if it has not arrived, or the client has left."""
+        return None if self._cycle.more_body or self._cycle.disconnected else bytes(self._cycle.body)
+
+    async def unless_disconnected(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work` in this task; a disconnect of the client cancels it and raises `ClientDisconnect`."""
+        task = asyncio.current_task()
+        assert task is not None
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            left = True
+            task.cancel()
+
+        # A connection that is not read does not notice its end.
+        self._cycle.flow.resume_reading()
+        self._leaving.add(leave)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not left:
+                raise
+            task.uncancel()
+            raise ClientDisconnect from None
+        finally:
+            self._leaving.discard(leave)
 
 
 class WebConnection(HttpToolsProtocol):
@@ -56,6 +102,8 @@ class WebConnection(HttpToolsProtocol):
         self._silent_bytes = 0
         #: The rest of the connection is not a request.
         self._broken = False
+        #: Called at the end of the connection.
+        self._leaving: set[Callable[[], object]] = set()
 
     # --- the transport -------------------------------------------------------------------------------------------
 
@@ -77,6 +125,8 @@ class WebConnection(HttpToolsProtocol):
         self._stop_head_timer()
         self._received.clear()
         super().connection_lost(exc)
+        for leave in tuple(self._leaving):
+            leave()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -189,6 +239,7 @@ class WebConnection(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self.cycle.transport = _JoinedResponse(self.transport, self.loop)  # type: ignore[assignment]
+        self.scope["extensions"] = {ArrivedRequest.NAME: ArrivedRequest(self.cycle, self._leaving)}  # type: ignore[dict-item]
 
     def on_body(self, body: bytes) -> None:
         self._silent_bytes = 0

@@ -43,7 +43,8 @@ class AuditLog:
 
         Rows of several sessions are returned session by session. With a fence, the append succeeds only while its
         lease holds (otherwise `NotNow`, LEASE_LOST), and moves the session's `audited_token` to the fence's. If the
-        token has been reached already, the entries were written before, and nothing is done.
+        token has been reached already, the entries were written before, and nothing is done; without entries, the
+        fence's metadata is set in any case.
         """
         for entry in entries:
             _check(entry)

@@ -19,7 +19,8 @@ from holdfast.service.audit.chain import MARKED, OPENED, StreamMark, chained
 from holdfast.service.problems import NotNow, Problem
 from holdfast.service.store.database.connection import StoreConnection
 from holdfast.service.store.database.schema import ROWS, SESSIONS, STREAMS
-from holdfast.service.store.database.sqlite_statements import FREQUENT
+from holdfast.service.store.database.sqlite_append import append
+from holdfast.service.store.database.sqlite_statements import FREQUENT, driver_of
 from holdfast.service.store.one_statement import KnownHeads, append_after
 from holdfast.service.store.sessions import columns_of, no_session, record_of
 from holdfast.service.store.types import Fence, StreamHead
@@ -101,38 +102,47 @@ class Batch:
                 await connection.execute(select(func.pg_notify(CHANNEL, payload)))
         self.heads = heads
 
-    def one_statement(self, known: KnownHeads) -> StatementWork | None:
+    def one_statement(self, known: KnownHeads, *, is_sqlite: bool) -> StatementWork | None:
         """Return the work that writes this batch as one statement, or nothing if it returns False.
 
-        None unless the batch appends to one stream with a known head, and to the service's own stream nothing.
+        None unless the batch only appends, to streams with a known head, and to the service's own stream nothing.
+        On PostgreSQL, also unless it appends to one stream.
         """
         appends = [work for work in self._works if isinstance(work, Append)]
-        names = {entry.session_id for work in appends for entry in work.entries}
-        fences = [work.fence for work in appends if work.fence is not None]
-        if len(appends) < len(self._works) or len(names) != 1 or len(fences) > 1 or SERVICE_STREAM in names:
+        fences = [(work.fence, bool(work.entries)) for work in appends if work.fence is not None]
+        fenced = {fence.session_id for fence, _ in fences}
+        entries: dict[str, list[tuple[int, AuditEntry]]] = defaultdict(list)
+        for number, work in enumerate(appends):
+            for entry in work.entries:
+                entries[entry.session_id].append((number, entry))
+        if len(appends) < len(self._works) or len(fenced) < len(fences) or SERVICE_STREAM in entries:
             return None
-        (name,) = names
-        numbered = [(number, entry) for number, work in enumerate(appends) for entry in work.entries]
-        head = known.take(name)
-        if head is None or any(fence.session_id != name for fence in fences):
+        if not is_sqlite and (len(entries) != 1 or not fenced <= entries.keys()):
             return None
-        if _needs_own_stream({name: numbered}, {name: head}, set()):
+        heads = known.take(entries)
+        if heads is None or _needs_own_stream(entries, heads, set()):
             return None
 
         async def write(connection: StoreConnection) -> bool:
-            moved = msgspec.structs.replace(head)
             self.outcomes = [[] for _ in self._works]
-            rows = self._extend(moved, numbered)
-            self.written = {name: (rows[0].seq, rows[-1].seq)}
-            self._last_row = rows[-1]
-            (payload,) = payloads(self._origin, self.written)
-            notice, fence = (CHANNEL, payload), next(iter(fences), None)
-            grown = moved.size - head.size
-            if await append_after(connection, head, rows, size=grown, fence=fence, notice=notice):
-                self.heads = {name: moved}
-                return True
-            self._last_row = None
-            return False
+            moved = {name: msgspec.structs.replace(heads[name]) for name in sorted(entries)}
+            streams = [(heads[name], head) for name, head in moved.items()]
+            rows = [row for name, head in moved.items() for row in self._extend(head, entries[name])]
+            self.written = {before.session_id: (before.last_seq + 1, head.last_seq) for before, head in streams}
+            self._last_row = rows[-1] if rows else None
+            if is_sqlite:
+                done = await connection.run_sync(lambda bound: append(driver_of(bound), streams, rows, fences))
+            else:
+                (payload,), ((before, head),) = payloads(self._origin, self.written), streams
+                fence, size = next((fence for fence, _ in fences), None), head.size - before.size
+                done = await append_after(
+                    connection, before, rows, size=size, fence=fence, notice=(CHANNEL, payload)
+                )
+            if done:
+                self.heads = moved
+            else:
+                self._last_row = None
+            return done
 
         return write
 
@@ -165,9 +175,10 @@ class Batch:
                 if session is None or not _holds(session, work.fence):
                     self.outcomes[-1] = lease_lost(work.fence)
                     continue
-                if session["audited_token"] >= work.fence.token:
+                audited = session["audited_token"]
+                if work.entries and audited >= work.fence.token:
                     continue
-                columns = {"audited_token": work.fence.token, **columns_of(work.fence.metadata)}
+                columns = {"audited_token": max(audited, work.fence.token), **columns_of(work.fence.metadata)}
                 session.update(columns)
                 changed[work.fence.session_id].update(columns)
             for entry in work.entries:

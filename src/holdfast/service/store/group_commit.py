@@ -2,7 +2,8 @@
 
 A flush to disk costs the same for one row as for hundreds, so under load each caller waits for about one flush, and
 the number of flushes does not grow with the number of callers. Patient work, which no caller waits for, begins no
-transaction at once: a transaction of one row takes several times as long as the row adds to another one.
+transaction at once: a transaction of one row takes several times as long as the row adds to another one. For the
+same reason all work is patient while many sessions write.
 """
 
 from __future__ import annotations
@@ -25,11 +26,36 @@ MAX_ROWS: Final = 1_000
 #: How long patient work waits for other work: longer than a busy session takes to its next command, and too short
 #: for a person to notice.
 PATIENCE_SECONDS: Final = 0.005
+#: So many sessions that write within so many seconds are a crowd. Their calls wait for the processor for longer
+#: than `PATIENCE_SECONDS`, so a transaction for each few of them only takes processor time. Fewer sessions would
+#: wait longer than they do without it.
+CROWD: Final = 16
+CROWD_SECONDS: Final = 0.1
 
 
 class _Waiting(NamedTuple):
     work: Work
     done: asyncio.Future[Outcome]
+
+
+class _Crowd:
+    """Counts the sessions that have written lately."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._names: set[str] = set()
+        self._before = 0
+
+    def is_there(self, work: Work, now: float) -> bool:
+        """Count the session of some work; return whether many sessions write."""
+        if now - self._began > CROWD_SECONDS:
+            # An interval without work was not counted.
+            recent = now - self._began <= 2 * CROWD_SECONDS
+            self._before = len(self._names) if recent else 0
+            self._began, self._names = now, set()
+        if isinstance(work, Append):
+            self._names.update(entry.session_id for entry in work.entries)
+        return self._before >= CROWD or len(self._names) >= CROWD
 
 
 class GroupCommit:
@@ -53,6 +79,7 @@ class GroupCommit:
         #: Some of the waiting work must be written now; patient work waits for the timer.
         self._due = False
         self._timer: asyncio.TimerHandle | None = None
+        self._crowd = _Crowd()
         #: Transactions, and works in them: their ratio shows the benefit of grouping.
         self.transactions = 0
         self.works = 0
@@ -66,7 +93,7 @@ class GroupCommit:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Outcome] = loop.create_future()
         self._waiting.append(_Waiting(work, done))
-        if not work.patient:
+        if not work.patient and not self._crowd.is_there(work, loop.time()):
             self._go_on()
         elif self._timer is None:
             self._timer = loop.call_later(PATIENCE_SECONDS, self._go_on)
@@ -139,11 +166,8 @@ class GroupCommit:
             self._on_written(batch.written)
 
     async def _write(self, batch: Batch) -> None:
-        if self._database.is_sqlite:
-            # A statement of a transaction is no round trip there.
-            await self._database.write(batch.write)
-            return
-        if (statement := batch.one_statement(self._heads)) is not None:
+        statement = batch.one_statement(self._heads, is_sqlite=self._database.is_sqlite)
+        if statement is not None:
             await self._database.write_statement(statement, batch.write)
         else:
             await self._database.write(batch.write)

@@ -38,6 +38,8 @@ class LeaseRows:
                 .with_for_update(skip_locked=True)
             )
             ids = list((await connection.execute(free)).scalars())
+            if not ids:
+                return []
             taken = (
                 update(SESSIONS)
                 .where(_ROW.session_id.in_(ids))

@@ -37,9 +37,16 @@ class KnownHeads:
         while len(self._heads) > KEPT_HEADS:
             self._heads.popitem(last=False)
 
-    def take(self, session_id: str) -> StreamHead | None:
-        """Remove and return a head: it is kept again once the rows after it are written."""
-        return self._heads.pop(session_id, None)
+    def take(self, names: Iterable[str]) -> dict[str, StreamHead] | None:
+        """Remove and return heads: they are kept again once the rows after them are written.
+
+        None if one of them is not known.
+        """
+        heads = {name: head for name in names if (head := self._heads.pop(name, None)) is not None}
+        if all(name in heads for name in names):
+            return heads
+        self.keep(heads.values())
+        return None
 
 
 async def append_after(

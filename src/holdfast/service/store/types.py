@@ -78,7 +78,8 @@ class Fence(ServiceStruct, frozen=True):
     """Condition of an append: the session's lease is unchanged, and `audited_token` is below `token`.
 
     The append moves `audited_token` to `token`, so the same append again changes nothing. It also sets the fields
-    in `metadata` of the session. A `patient` append waits a moment for other work to share its transaction.
+    in `metadata` of the session. An append without rows only needs the lease, and does not move `audited_token`
+    back. A `patient` append waits a moment for other work to share its transaction.
     """
 
     session_id: str

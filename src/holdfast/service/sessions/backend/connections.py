@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
+from typing import Any
 
 from holdfast import errors
 from holdfast.exec_api import ExecApi
@@ -74,6 +75,8 @@ class SandboxConnections:
         """Add a user of the connection. `leave` must be called once."""
         connection = self._connection(address)
         connection.users += 1
+        if _has_result(connection.opening):
+            return connection, connection.opening.result()
         try:
             # The cancellation of one caller must not cancel the connection of the others.
             return connection, await asyncio.shield(connection.opening)
@@ -95,13 +98,14 @@ class SandboxConnections:
 
     async def info(self, address: str) -> EnvironmentInfo:
         """Return the features of the sandbox, queried once for each connection."""
+        known = self._connections.get(address)
+        if known is not None and (info := known.info) is not None and _has_result(info):
+            return info.result()
         async with self.hold(address) as api:
             connection = self._connections.get(address)
             if connection is None or connection.retired:
                 return await api.info()
-            if connection.info is None or (
-                connection.info.done() and (connection.info.cancelled() or connection.info.exception())
-            ):
+            if connection.info is None or (connection.info.done() and not _has_result(connection.info)):
                 connection.info = asyncio.ensure_future(_info(api))
             return await asyncio.shield(connection.info)
 
@@ -212,6 +216,10 @@ class _Use(_Hold):
         await super().__aexit__(kind, error, trace)
         if isinstance(error, errors.HoldfastError) and not isinstance(error, Problem):
             raise problem_of(error, self._address) from error
+
+
+def _has_result(task: asyncio.Task[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 async def _info(api: ExecApi) -> EnvironmentInfo:

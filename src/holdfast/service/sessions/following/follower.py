@@ -160,12 +160,8 @@ class SessionFollower:
     async def flush(self) -> None:
         """Write the changes of the record to the database."""
         while self._dirty and not self.over.is_set():
-            if self.read_to > self.record.audited_token:
-                # So that the next follower does not process the same events again.
-                await self.write([], self.read_to, patient=True)
-            else:
-                self._dirty = False
-                await self.context.store.update_session(self.record.session_id, **self._metadata())
+            # With the position, so that the next follower does not process the same events again.
+            await self.write([], max(self.read_to, self.record.audited_token), patient=True)
 
     def entry(self, kind: str, command_id: str = "", at: float | None = None, **body: Any) -> AuditEntry:
         when = self.context.clock.time() if at is None else at

@@ -23,7 +23,7 @@ from sqlalchemy.pool import QueuePool
 from holdfast.service.problems import Bug, Invalid, Unavailable
 from holdfast.service.store.database.connection import Rows, StoreConnection, Work
 from holdfast.service.store.database.sqlite_file import signal_change
-from holdfast.service.store.database.sqlite_statements import FREQUENT, FrequentStatements, as_sqlalchemy
+from holdfast.service.store.database.sqlite_statements import FREQUENT, FrequentStatements, as_sqlalchemy, driver_of
 
 T = TypeVar("T")
 
@@ -89,7 +89,12 @@ class SqliteEngine:
             return _finished(work(_ThreadConnection(connection, self._frequent)))
 
     async def run_statement(self, work: Work[T]) -> T:
-        return await self.write(work)
+        return await asyncio.get_running_loop().run_in_executor(self._writer, self._run_statement, work)
+
+    def _run_statement(self, work: Work[T]) -> T:
+        value = _finished(work(_ThreadConnection(self._writing_connection(), self._frequent)))
+        signal_change(self._path)
+        return value
 
     def _reading_connection(self) -> sqlalchemy.Connection:
         """Return the connection of this thread: taking one from the pool for each read costs a few statements."""
@@ -125,7 +130,7 @@ class SqliteEngine:
         # A script, since each step of this statement frees one page, and only scripts run all steps.
         script = f"PRAGMA incremental_vacuum({VACUUM_PAGES})"
         try:
-            _driver(self._writing_connection()).executescript(script)
+            driver_of(self._writing_connection()).executescript(script)
         except sqlite3.Error as error:
             raise as_sqlalchemy(error, script) from error
 
@@ -154,7 +159,7 @@ class _ThreadConnection:
 
     def _execute(self, statement: Any, parameters: Any) -> Rows:
         if statement.get_execution_options().keys() >= FREQUENT.keys():
-            return self._frequent.run(_driver(self._connection), statement, parameters)  # type: ignore[return-value]
+            return self._frequent.run(driver_of(self._connection), statement, parameters)  # type: ignore[return-value]
         return _whole(self._connection.execute(statement, parameters))
 
     async def run_sync(self, work: Callable[..., T], /) -> T:
@@ -184,11 +189,6 @@ def _finished(work: Awaitable[T]) -> T:
         value: T = end.value
         return value
     raise Bug("a transaction awaited something other than its database", reason="STORE_BUG")
-
-
-def _driver(connection: sqlalchemy.Connection) -> sqlite3.Connection:
-    driver: sqlite3.Connection = connection.connection.driver_connection  # type: ignore[assignment]
-    return driver
 
 
 def _whole(result: Rows) -> Rows:
@@ -230,7 +230,7 @@ def _engine(url: URL, begin: str, connections: int) -> sqlalchemy.Engine:
         # The driver would begin at the first change only: two transactions that read before they write would both
         # continue, and one would fail.
         try:
-            _driver(connection).execute(begin)
+            driver_of(connection).execute(begin)
         except sqlite3.Error as error:
             raise as_sqlalchemy(error, begin) from error
 

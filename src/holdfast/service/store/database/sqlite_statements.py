@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from sqlalchemy import Dialect, Executable, Float
+from sqlalchemy import Connection, Dialect, Executable, Float
 from sqlalchemy.exc import DBAPIError
 
 #: Marks such a statement: `statement.execution_options(**FREQUENT)`. It is built once; its search values, if any,
@@ -119,6 +119,12 @@ def _row(text: _Text, row: Sequence[Any]) -> dict[str, Any]:
         name: value if process is None else process(value)
         for (name, process), value in zip(text.columns, row, strict=True)
     }
+
+
+def driver_of(connection: Connection) -> sqlite3.Connection:
+    """Return the driver's connection."""
+    driver: sqlite3.Connection = connection.connection.driver_connection  # type: ignore[assignment]
+    return driver
 
 
 def as_sqlalchemy(error: sqlite3.Error, sql: str) -> Exception:
