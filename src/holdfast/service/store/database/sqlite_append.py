@@ -25,6 +25,8 @@ from holdfast.service.types import AuditRow
 METADATA: Final = ("last_activity_at", "warned_at", "commands_run")
 _ROW: Final = tuple(ROWS.c)
 _SET: Final = tuple(SESSIONS.c[name] for name in METADATA)
+#: JSON functions and `UPDATE … FROM` are in every SQLite from this version on; an older one gets transactions.
+_OLDEST: Final = (3, 38, 0)
 #: A larger denominator is not an integer of SQLite.
 _LARGEST_DENOMINATOR: Final = 1 << 62
 _APPEND: Final = "INSERT INTO holdfast_append VALUES (?, ?, ?)"
@@ -44,6 +46,8 @@ def append(
 
     Each stream has its head before the rows and after them. A fence comes with whether it has rows.
     """
+    if sqlite3.sqlite_version_info < _OLDEST:
+        return False
     try:
         parameters = [
             _json([_stream_values(before, after) for before, after in heads]),
