@@ -6,6 +6,7 @@ import asyncio
 import os
 import pwd
 import shutil
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from holdfast.errors import (
     UnknownUser,
 )
 from holdfast.runtime.local import LocalExec
+from holdfast.runtime.shell.foreground import has_blocking_pipes
 from holdfast.runtime.shell.program import ShellProgram
 from holdfast.types import KEPT_SHELL_COMMANDS, CommandEnded, CommandSpec, ShellSpec
 from tests.contract.shell_ways import Running, until_queued
@@ -322,3 +324,25 @@ async def test_a_program_that_makes_its_stdout_non_blocking_does_not_fail_the_ne
         assert (await sh.run(f"python3 -c 'import os; os.set_blocking({number}, False)'")).success
         result = await sh.run(f"head -c 2000000 /dev/zero >&{number}")
         assert (result.exit_code, len(result.stdout_bytes) + len(result.stderr_bytes)) == (0, 2_000_000)
+
+
+def test_flags_of_output_count_only_on_the_pipes_of_the_shell() -> None:
+    """While a shell answers, its stdout is its control socket, whose flags are not those of the pipe."""
+    pipes = [os.pipe(), os.pipe()]
+    inodes = [os.fstat(reader).st_ino for reader, _ in pipes]
+    writers = [writer for _, writer in pipes]
+    process = subprocess.Popen(["sleep", "60"], stdout=writers[0], stderr=writers[1])
+    try:
+        assert has_blocking_pipes(process.pid, inodes)
+        assert not has_blocking_pipes(process.pid, inodes[::-1])
+        for writer in writers:
+            os.set_blocking(writer, False)
+            assert not has_blocking_pipes(process.pid, inodes)
+            os.set_blocking(writer, True)
+        assert has_blocking_pipes(process.pid, inodes)
+    finally:
+        process.kill()
+        process.wait()
+        for fd in (*pipes[0], *pipes[1]):
+            os.close(fd)
+    assert not has_blocking_pipes(process.pid, inodes)

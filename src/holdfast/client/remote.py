@@ -12,10 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.client.connection.clean_up import take_error
-from holdfast.client.connection.connection import ClientConnection, PendingCall
+from holdfast.client.connection.connection import DEFAULT_WINDOW, ClientConnection, PendingCall
 from holdfast.client.connection.subscription import Subscription
 from holdfast.client.files.remote import remote_files
-from holdfast.errors import HoldfastError, InternalError, StdinClosed, UnknownProcess
+from holdfast.errors import HoldfastError, InternalError, InvalidRequest, StdinClosed, UnknownProcess
 from holdfast.types import (
     TERMINAL_OUTPUT_BYTES,
     WRITE_PIECE_BYTES,
@@ -286,14 +286,19 @@ class RemoteExec:
 class RemoteCommand:
     """`CommandStream` over a connection: one call, and a reader for more output than fits in its reply.
 
-    The command is sent at once. The call is repeated after a reconnect, and the command runs once all the same.
+    The command is sent at once. The call is repeated after a reconnect, and the command runs once all the same. The
+    reader is made when the server pushes output: most commands need none.
     """
 
     def __init__(
         self, connection: ClientConnection, shell_id: str, spec: CommandSpec, *, live: bool, window: int | None
     ) -> None:
         self._connection = connection
-        self._reader = connection.reader(spec.command_id, window=window)
+        self._reader_id = connection.new_reader_id()
+        self._window = window or DEFAULT_WINDOW
+        self._reader: Subscription | None = None
+        #: For a task that waits for the reply or for the reader.
+        self._news: asyncio.Future[None] | None = None
         self._over = False
         #: The events that came with the reply.
         self._last: deque[CommandEvent] = deque()
@@ -307,7 +312,7 @@ class RemoteCommand:
             input=spec.input,
             # A negative timeout is sent, so that the server refuses it.
             timeout_ms=None if spec.timeout is None else _milliseconds(spec.timeout, least=-1.0),
-            subscribe=self._reader.spec(),
+            subscribe=m.SubscribeSpec(self._reader_id, 0, self._window, connection.polls),
             live=live,
             pipe_stdin=spec.pipe_stdin,
             silence_ms=None if spec.silence is None else _milliseconds(spec.silence, least=-1.0),
@@ -315,18 +320,46 @@ class RemoteCommand:
         self._call: PendingCall[m.ShellRunResult] = connection.begin(m.SHELL_RUN, self._params)
         self._call.on_reply = self._replied
         self._call.renew = self._renewed
-        connection.attach(self._reader, self._call)
+        connection.expected[self._reader_id] = self._open_reader
+        if live or connection.polls:
+            self._open_reader()
+
+    def _open_reader(self) -> Subscription:
+        """Make the reader, for the first output or the first poll."""
+        self._connection.expected.pop(self._reader_id, None)
+        self._reader = Subscription(self._connection, self._reader_id, self._params.command_id, 0, self._window)
+        self._connection.attach(self._reader, self._call)
+        self._wake()
+        return self._reader
 
     def _renewed(self) -> m.ShellRunParams:
         """The parameters for another channel, without the output that has arrived."""
+        if self._reader is None:
+            return self._params
         return msgspec.structs.replace(self._params, subscribe=self._reader.spec())
 
     def _replied(self, result: m.ShellRunResult | None, error: HoldfastError | None) -> None:
         """End the reader if the reply has all the output, or is an error."""
-        if error is not None:
+        if self._reader is None and result is not None and result.pushed:
+            self._open_reader()  # the reply has overtaken the output
+        elif self._reader is None:
+            self._connection.expected.pop(self._reader_id, None)
+            self._wake()
+        elif error is not None:
             self._reader.fail(error)
         elif result is not None and not result.pushed:
             self._reader.finish()
+
+    async def _wait(self) -> None:
+        """Wait for the reply, for the reader, or for `aclose`."""
+        if self._news is not None and not self._news.done():
+            raise InvalidRequest(f"two readers wait on the command {self._params.command_id!r}")
+        self._news = self._connection.loop.create_future()
+        await self._news
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     def __aiter__(self) -> RemoteCommand:
         return self
@@ -335,14 +368,18 @@ class RemoteCommand:
         while not self._last:
             if self._over:
                 raise StopAsyncIteration
-            event = await anext(self._reader, None)
+            if self._reader is None and not self._call.future.done():
+                await self._wait()
+                continue
+            event = None if self._reader is None else await anext(self._reader, None)
             if isinstance(event, OutputChunk | OutputGap):
                 return event
             result = await self._connection.reply(self._call)
             self._over = True
             if result.pushed and not isinstance(event, Exited):
                 raise InternalError("the output of a command ended without its end")
-            await self._reader.aclose()
+            if self._reader is not None:
+                await self._reader.aclose()
             if result.pushed:
                 return result.ended
             self._last.extend(_inline(result, self._reader))
@@ -356,21 +393,27 @@ class RemoteCommand:
             self._over = True
             cancelled = self._connection.connected
             self._connection.give_up(self._call)
+            if self._reader is None:
+                # The server may have opened the reader, and its first output may be on its way.
+                self._connection.expected.pop(self._reader_id, None)
+                self._connection.detach(self._reader_id)
+                self._wake()
             if not cancelled and not self._call.future.done():
                 # The server does not see the cancellation on a broken channel, so the command is interrupted by a
                 # call.
                 params = m.ShellInterruptParams(self._shell_id, command_id=self._params.command_id)
                 with contextlib.suppress(HoldfastError):
                     await self._connection.clean_up(self._connection.call(m.SHELL_INTERRUPT, params))
-        await self._reader.aclose()
+        if self._reader is not None:
+            await self._reader.aclose()
 
 
-def _inline(result: m.ShellRunResult, reader: Subscription) -> list[CommandEvent]:
+def _inline(result: m.ShellRunResult, reader: Subscription | None) -> list[CommandEvent]:
     """The events in the reply, without the output that a polling reader already has."""
     events: list[CommandEvent] = []
     streams: tuple[tuple[Stream, bytes], ...] = (("stdout", result.stdout), ("stderr", result.stderr))
     for seq, (stream, data) in enumerate(streams):
-        start = reader.arrived(stream)
+        start = 0 if reader is None else reader.arrived(stream)
         if len(data) > start:
             events.append(OutputChunk(stream, start, data[start:], seq + 1))
     return [*events, result.ended]

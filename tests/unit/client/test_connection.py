@@ -21,6 +21,7 @@ from holdfast.errors import (
     ConnectionLost,
     HandshakeFailed,
     HoldfastError,
+    InvalidRequest,
     LimitReached,
     MessageTooLarge,
     StdinClosed,
@@ -34,6 +35,9 @@ from holdfast.types import (
     FILE_PIECE_BYTES,
     WRITE_PIECE_BYTES,
     Closed,
+    CommandEnded,
+    CommandEvent,
+    CommandSpec,
     Exited,
     ExitStatus,
     OutputChunk,
@@ -52,6 +56,8 @@ from holdfast.wire.table import methods
 from tests.support.memory_channel import MemoryWire, memory_pair
 
 Notification = tuple[str, Any]
+
+_ENDED = CommandEnded(0, "/", 0.0)
 
 
 class Log:
@@ -1079,3 +1085,71 @@ async def test_no_more_than_so_many_wait_to_be_cleaned_up(
         await connection.clean_up(connection.call(m.PING, m.Empty()))
     monkeypatch.setattr("holdfast.client.connection.connection.CLEAN_UP_SECONDS", 0.01)
     await connection.aclose()
+
+
+# --- commands in shells ------------------------------------------------------------------------------------------
+
+
+async def test_a_short_command_opens_no_reader(server: FakeServer, connection: ChannelConnection) -> None:
+    await connection.open()
+    server.once["shell/run"] = m.ShellRunResult(_ENDED, stdout=b"one\n")
+    stream = RemoteExec(connection).run_in_shell("s", CommandSpec("c", "echo one"))
+    assert list(connection.readers) == []
+    assert [event async for event in stream] == [OutputChunk("stdout", 0, b"one\n", 1), _ENDED]
+    assert (list(connection.readers), connection.expected) == ([], {})
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+async def test_pushed_output_of_a_command_opens_its_reader(
+    server: FakeServer, connection: ChannelConnection, overtaken: bool
+) -> None:
+    """A reply may overtake the output that was pushed before it."""
+    await connection.open()
+    server.silent.add("shell/run")
+    log = server.logs["c"] = Log()
+    log.print(b"a lot")
+    stream = RemoteExec(connection).run_in_shell("s", CommandSpec("c", "seq 99999"))
+    reading = asyncio.create_task(collect_command(stream))
+    await settle()
+    end, (_, request) = server.ends[0], server.requests[-1]
+    if overtaken:
+        end.channel.send(end.peer.codec.result(request, m.ShellRunResult(_ENDED, pushed=True)))
+        await settle()
+    end.readers["1"] = Reader("c", 0, None)
+    server.wake()
+    await settle()
+    assert list(connection.readers) == ["1"]
+    log.end()
+    server.wake()
+    if not overtaken:
+        end.channel.send(end.peer.codec.result(request, m.ShellRunResult(_ENDED, pushed=True)))
+    assert await reading == [OutputChunk("stdout", 0, b"a lot", 1), _ENDED]
+    assert (list(connection.readers), connection.expected) == ([], {})
+
+
+async def test_a_command_that_is_given_up_unsubscribes(server: FakeServer, connection: ChannelConnection) -> None:
+    """Its output may be on its way: the server has opened the reader, which this side has not made."""
+    await connection.open()
+    server.silent.add("shell/run")
+    stream = RemoteExec(connection).run_in_shell("s", CommandSpec("c", "cat"))
+    reading = asyncio.create_task(collect_command(stream))
+    await settle()
+    with pytest.raises(InvalidRequest, match="two readers"):
+        await anext(stream)
+    await stream.aclose()
+    assert await reading == []
+    await settle()
+    assert server.requested("process/unsubscribe") == 1
+    assert connection.expected == {}
+
+
+async def test_a_command_without_a_reader_leaves_nothing(server: FakeServer, connection: ChannelConnection) -> None:
+    await connection.open()
+    server.once["shell/run"] = m.ShellRunResult(_ENDED)
+    RemoteExec(connection).run_in_shell("s", CommandSpec("c", "true"))
+    await settle()
+    assert connection.expected == {}
+
+
+async def collect_command(stream: AsyncIterator[CommandEvent]) -> list[CommandEvent]:
+    return [event async for event in stream]

@@ -407,15 +407,15 @@ class ChannelConnection(ClientConnection):
         codec, name = self._peer.codec, notice.method
         if name == m.PROCESS_OUTPUT.name:
             output = codec.decode_body(notice.params, m.OutputParams, name)
-            if (reader := self.readers.get(output.subscription or "")) is not None:
+            if (reader := self.reader_of(output.subscription)) is not None:
                 self._advanced(reader, reader.output(output))
         elif name == m.PROCESS_EXITED.name:
             exited = codec.decode_body(notice.params, m.ExitedParams, name)
-            if (reader := self.readers.get(exited.subscription or "")) is not None:
+            if (reader := self.reader_of(exited.subscription)) is not None:
                 self._advanced(reader, reader.exited(exited))
         elif name == m.PROCESS_CLOSED.name:
             closed = codec.decode_body(notice.params, m.ClosedParams, name)
-            if (reader := self.readers.get(closed.subscription or "")) is not None:
+            if (reader := self.reader_of(closed.subscription)) is not None:
                 self._advanced(reader, reader.closed(closed))
         elif (link := self._link) is not None and link.streams is not None:
             link.progressed = link.streams.receive(notice) or link.progressed

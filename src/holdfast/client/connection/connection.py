@@ -105,6 +105,8 @@ class ClientConnection(ABC):
         self.clock: Clock = clock or self.loop
         #: The attached readers by id. Weak, so that dropping a reader unsubscribes it.
         self.readers: weakref.WeakValueDictionary[str, Subscription] = weakref.WeakValueDictionary()
+        #: Make the readers whose output may be pushed and of which no event has arrived, by id.
+        self.expected: dict[str, Callable[[], Subscription]] = {}
         #: Why the connection is lost for good.
         self.failure: HoldfastError | None = None
         self._failed = asyncio.Event()
@@ -206,6 +208,13 @@ class ClientConnection(ABC):
     def detach(self, id: str) -> None:
         """Unsubscribe a reader before its end."""
 
+    def reader_of(self, id: str | None) -> Subscription | None:
+        """The reader that gets an event, made now if it was expected."""
+        if id is None:
+            return None
+        make = self.expected.get(id)
+        return self.readers.get(id) if make is None else make()
+
     def ended(self, id: str) -> None:
         """Remove a reader after its last event, which the server has sent."""
         self.readers.pop(id, None)
@@ -288,6 +297,7 @@ class ClientConnection(ABC):
         for reader in list(self.readers.values()):
             reader.fail(self.new_failure())
         self.readers.clear()
+        self.expected.clear()
 
     async def wait_failed(self) -> HoldfastError:
         """Wait until the connection is closed or lost for good; returns the reason."""

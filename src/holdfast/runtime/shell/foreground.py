@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Final
 
 from holdfast.runtime.terminal.input_wait import blocked_in_read
@@ -62,22 +62,48 @@ def reaped_faults(stat: int) -> int:
 
 
 def has_blocking_output(pid: int) -> bool:
-    """Whether writes to its stdout and stderr block.
+    """Whether writes to its stdout and stderr block, whatever these are; False if it cannot be read.
 
     A program that shares the open file descriptions with its shell may have changed them: Node.js makes a pipe
-    non-blocking and leaves it so, and the next program fails when the pipe is full. False if it cannot be read.
+    non-blocking and leaves it so, and the next program fails when the pipe is full.
     """
-    for number in (1, 2):
-        try:
-            with open(f"/proc/{pid}/fdinfo/{number}", "rb", buffering=0) as file:
-                fields = file.read(512).split()
-        except FileNotFoundError:
-            continue  # closed
-        except OSError:
-            return False
-        if int(fields[fields.index(b"flags:") + 1], 8) & os.O_NONBLOCK:
-            return False
+    try:
+        return all(fields is None or _blocks(fields) for fields in (_fdinfo(pid, 1), _fdinfo(pid, 2)))
+    except OSError:
+        return False
+
+
+def has_blocking_pipes(pid: int, inodes: Sequence[int]) -> bool:
+    """Whether its stdout and stderr are the files with these inodes, and writes to them block.
+
+    False if it cannot be read, and before Linux 5.14, which does not show the inode.
+    """
+    try:
+        for number, inode in enumerate(inodes, start=1):
+            fields = _fdinfo(pid, number)
+            if fields is None or fields[6:8] != [b"ino:", b"%d" % inode] or not _blocks(fields):
+                return False
+    except OSError:
+        return False
     return True
+
+
+def _fdinfo(pid: int, number: int) -> list[bytes] | None:
+    """The names and values that the kernel shows of a descriptor; None if it is closed."""
+    try:
+        fd = os.open(f"/proc/{pid}/fdinfo/{number}", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.read(fd, 512).split()
+    except FileNotFoundError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _blocks(fields: list[bytes]) -> bool:
+    return not int(fields[fields.index(b"flags:") + 1], 8) & os.O_NONBLOCK
 
 
 def is_stopped(pid: int) -> bool:

@@ -40,6 +40,7 @@ from holdfast.runtime.shell.foreground import (
     command_line,
     copies,
     has_blocking_output,
+    has_blocking_pipes,
     open_stat,
     reaped_faults,
     waits_for,
@@ -134,9 +135,9 @@ class ShellProgram:
         #: Of its cgroup, once it has joined one.
         self._members: CgroupMembers | None = None
         self._began = 0.0
-        #: Of the last command: it had a child; another process may hold the pipes.
-        self._had_child = False
+        #: Of the last command: another process may hold the pipes; a child may have made them non-blocking.
         self._must_move = False
+        self._may_not_block = False
         #: The pair of pipes that it writes to, and the read ends of this pair and of the pair before.
         self._pipes = 0
         self._outputs_before: list[JobStream] = []
@@ -419,21 +420,30 @@ class ShellProgram:
             self.send(self.dialect.save_exports(self._files.quoted_pipes))
 
     def _note_children(self) -> None:
-        """Note whether the last command had a child, and whether one may still hold the pipes."""
+        """Note whether the last command had a child that may still hold the pipes, or made them non-blocking.
+
+        The flags are read here, where no caller waits, and again before the next command if the shell has not yet
+        undone the redirections of its answer.
+        """
         before, self._faults = self._faults, reaped_faults(self._stat)
         # Without a child, the shell has neither waited for one nor left one behind.
-        self._had_child = self._has_job or self._faults != before or self._faults < 0
-        self._must_move = self._had_child and not self._is_alone()
+        had_child = self._has_job or self._faults != before or self._faults < 0
+        self._must_move = had_child and not self._is_alone()
+        self._may_not_block = had_child and not self._must_move and not self._has_blocking_pipes()
 
     def _needs_other_pipes(self) -> bool:
-        """Whether a child may still hold the pipes, or may have made them non-blocking.
-
-        The flags are those of the pipes only while the shell is reading its next line: until then it may still have
-        redirected its descriptors for the answer.
-        """
-        if self._must_move or not self._had_child:
+        """Whether a child may still hold the pipes, or may have made them non-blocking."""
+        if self._must_move or not self._may_not_block:
             return self._must_move
+        if self._has_blocking_pipes():
+            return False
+        # The user may have redirected a stream: other files count if the shell has undone its own redirections.
         return not (self.reads_line() and has_blocking_output(self.pid))
+
+    def _has_blocking_pipes(self) -> bool:
+        """Whether its stdout and stderr are the pipes, and block."""
+        inodes = [os.fstat(output.fd).st_ino for output in self._outputs if output.fd >= 0]
+        return len(inodes) == 2 and has_blocking_pipes(self.pid, inodes)
 
     def _is_alone(self) -> bool:
         """Whether it is the only process of its cgroup, which it had joined before its last command.
