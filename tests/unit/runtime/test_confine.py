@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from holdfast.errors import CommandNotFound, Forbidden, InvalidParams, PermissionRefused
 from holdfast.runtime.confine import bubblewrap, features, landlock, launch_plan
 from holdfast.runtime.confine.paths import VisiblePaths, is_beneath, unreadable_for_others, visible_paths
-from holdfast.runtime.confine.resource_groups import CgroupHierarchy
+from holdfast.runtime.confine.resource_groups import NEW_SECONDS, CgroupHierarchy, sweep
 from holdfast.runtime.confine.rights import PathRight, confinement_for, was_denied
 from holdfast.runtime.confine.seccomp import AF_INET, AF_UNIX, ARCHITECTURES, filter_program, refused_calls
 from holdfast.runtime.process.environment import Account
@@ -463,3 +464,21 @@ def test_a_jail_that_fails_once_is_tried_again(monkeypatch: pytest.MonkeyPatch) 
     assert answers == []
     monkeypatch.setattr(features, "_try_jail_once", lambda user: "bwrap: No permissions")
     assert features._try_jail() == "bwrap: No permissions"
+
+
+def test_a_sweep_leaves_new_cgroups_to_servers_of_other_pid_namespaces(tmp_path: Path) -> None:
+    """Their pids do not exist here, and a process may be about to join the cgroup that was made for it."""
+    parent = tmp_path / f"holdfast-{2**22 + 1}-kept"  # more than the largest pid
+    (parent / "1").mkdir(parents=True)
+    (parent / "2").mkdir()
+    before = time.time() - NEW_SECONDS
+    os.utime(parent / "1", (before, before))
+    sweep(str(tmp_path))
+    assert [path.name for path in parent.iterdir()] == ["2"]
+    for path in (parent / "2", parent):
+        os.utime(path, (before, before))
+    sweep(str(tmp_path))
+    # The removal of the first changed the parent's time on this file system, which is not that of cgroups.
+    os.utime(parent, (before, before))
+    sweep(str(tmp_path))
+    assert not parent.exists()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from typing import Final, Literal
 
 from holdfast.errors import PermissionRefused
@@ -16,6 +17,8 @@ from holdfast.types import Confinement
 
 Controller = Literal["memory", "pids", "cpu"]
 CONTROLLERS: Final[tuple[Controller, ...]] = ("memory", "pids", "cpu")
+#: The age of a cgroup that `sweep` removes: a start takes less than that, also on a busy machine.
+NEW_SECONDS: Final = 60.0
 #: The kernel's default: the period of a quota.
 _PERIOD_US: Final = 100_000
 #: The least quota that the kernel accepts.
@@ -99,7 +102,7 @@ class ResourceGroups:
         self._name = name
         self._hierarchies = hierarchies()
         for hierarchy in self._hierarchies.values():
-            _sweep(hierarchy.base)
+            sweep(hierarchy.base)
 
     def make(self, name: str, confinement: Confinement) -> list[str]:
         """Make directories with these limits for one process; `PermissionRefused` names the missing controller."""
@@ -166,24 +169,28 @@ def _explain(hierarchy: CgroupHierarchy, error: OSError) -> str:
     return f"cgroup controller {hierarchy.controller}: {error.filename or hierarchy.base}: {error.strerror}"
 
 
-def _sweep(base: str) -> None:
-    """Remove the cgroups of servers that were killed."""
+def sweep(base: str) -> None:
+    """Remove the cgroups of servers that were killed, except new ones.
+
+    A server in another pid namespace lives although its pid does not exist here, and the process for which it has
+    just made a cgroup may not have joined yet.
+    """
     with contextlib.suppress(OSError):
         for name in os.listdir(base):
             prefix, _, rest = name.partition("-")
             pid = rest.partition("-")[0]
             if prefix == "holdfast" and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
-                _remove_tree(f"{base}/{name}")
+                _remove_tree(f"{base}/{name}", least_seconds=NEW_SECONDS)
 
 
-def _remove_tree(parent: str) -> None:
-    """Remove a cgroup and those in it; cgroups with processes stay."""
+def _remove_tree(parent: str, *, least_seconds: float = 0.0) -> None:
+    """Remove a cgroup and those in it; cgroups with processes stay, and those that are younger."""
     with contextlib.suppress(OSError):
-        for name in os.listdir(parent):
-            if os.path.isdir(f"{parent}/{name}"):
+        for path in (*(f"{parent}/{name}" for name in os.listdir(parent)), parent):
+            if os.path.isdir(path):
                 with contextlib.suppress(OSError):
-                    os.rmdir(f"{parent}/{name}")
-        os.rmdir(parent)
+                    if time.time() - os.stat(path).st_mtime >= least_seconds:
+                        os.rmdir(path)
 
 
 def _read(path: str) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from holdfast.runtime.confine.resource_groups import ResourceGroups
+from holdfast.runtime.confine.resource_groups import ResourceGroups, sweep
 from holdfast.runtime.tree.process_table import NO_DESCRIPTOR
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Cgroups:
             name = f"holdfast-{os.getpid()}-{secrets.token_hex(4)}" if keeper is None else _name_of(keeper)
             parent = f"{mount}{path.rstrip('/')}/{name}"
             with contextlib.suppress(OSError):
-                _sweep(os.path.dirname(parent))
+                sweep(os.path.dirname(parent))
                 os.makedirs(parent, exist_ok=keeper is not None)
                 return cls(parent)
         return None
@@ -288,15 +288,6 @@ def remove_former(keeper: int) -> None:
 
 def _name_of(keeper: int) -> str:
     return f"holdfast-{keeper}-kept"
-
-
-def _sweep(directory: str) -> None:
-    """Remove the cgroups of killed servers; one with members stays."""
-    for name in os.listdir(directory):
-        prefix, _, rest = name.partition("-")
-        pid = rest.partition("-")[0]
-        if prefix == "holdfast" and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
-            _remove_below(f"{directory}/{name}")
 
 
 def _remove_below(parent: str) -> None:
