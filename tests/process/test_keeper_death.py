@@ -79,6 +79,7 @@ async def test_the_next_server_goes_on_without_their_streams(here: ServerHome) -
         ended = await box.start(["sh", "-c", "echo printed; exit 4"])
         for each in (quiet, terminal, chatty, ended):
             await each.wait_for_output("printed")
+        await chatty.wait_for_output("more")
         await ended.wait()
         kill_both(first, reported["pid"])
     # Its pipe has no reader: SIGPIPE ends it.

@@ -136,10 +136,12 @@ def test_the_server_gets_absolute_paths_because_it_starts_elsewhere(monkeypatch:
     assert local_server._server_environment(os.environ)["PYTHONPATH"] == f"{os.getcwd()}/src:/there"
 
 
-#: Starts the server, in a process with this many threads, and prints the number of interpreters for that.
+#: Starts the server, in a process with this many threads, and prints the number of interpreters for that. The
+#: program itself is installed: the second argument decides whether it passes for one that was put into a sandbox.
 STARTS = """
 import subprocess, sys, threading
-from holdfast.launch import local_server
+from holdfast.launch import local_server, self_exec
+self_exec.is_injected = lambda: sys.argv[2] == "injected"
 launchers, run = [], subprocess.run
 def counted(*arguments, **options):
     launchers.append(arguments)
@@ -154,15 +156,18 @@ print(len(launchers))
 """
 
 
-@pytest.mark.parametrize(("threads", "launchers"), [(1, 0), (2, 1)])
-def test_a_program_with_one_thread_starts_the_server_without_another_interpreter(
-    directory: str, threads: int, launchers: int
+@pytest.mark.parametrize(
+    ("threads", "origin", "launchers"), [(1, "injected", 0), (2, "injected", 1), (1, "installed", 1)]
+)
+def test_a_program_in_a_sandbox_with_one_thread_starts_the_server_without_another_interpreter(
+    directory: str, threads: int, origin: str, launchers: int
 ) -> None:
     """Either way the server is in a session of its own and holds no descriptor of the program."""
     held, passed = os.pipe()
     environment = server_environment()
     started = subprocess.run(
-        [sys.executable, "-c", STARTS, str(threads)],
+        [sys.executable, "-c", STARTS, str(threads), origin],
+        cwd=directory,
         env=environment,
         pass_fds=(passed,),
         capture_output=True,
@@ -179,7 +184,7 @@ def test_a_program_with_one_thread_starts_the_server_without_another_interpreter
         )
         pid = json.loads(status.stdout)["pid"]
         assert os.getsid(pid) not in (pid, os.getsid(0))
-        assert os.readlink(f"/proc/{pid}/cwd") == "/"
+        assert os.readlink(f"/proc/{pid}/cwd") == (os.path.realpath(directory) if origin == "injected" else "/")
     finally:
         stop = [sys.executable, "-m", "holdfast", "stop", "--grace", "0", "--force"]
         subprocess.run(stop, env=environment, capture_output=True, timeout=60)

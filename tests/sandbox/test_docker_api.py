@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -38,7 +37,8 @@ asyncio.run(main())
 
 def connects(engine: ContainerEngine, name: str) -> list[str]:
     """The lines of `top` for each `holdfast connect` in a container."""
-    return [line for line in engine("top", name, "-eo", "pid,args").splitlines() if line.endswith(" connect")]
+    lines = engine("top", name, "-ww", "-eo", "pid,args").splitlines()
+    return [line for line in lines if line.endswith(" connect")]
 
 
 def children() -> set[str]:
@@ -72,10 +72,12 @@ def test_a_killed_client_leaves_no_command_in_the_container(docker: ContainerEng
     with subprocess.Popen(
         [sys.executable, "-c", CONNECTS, f"docker:{container}"], stdout=subprocess.PIPE, env=os.environ
     ) as client:
-        assert client.stdout is not None
-        assert client.stdout.readline() == b"connected\n"
-        assert len(connects(docker, container)) == 1
-        client.send_signal(signal.SIGKILL)
+        try:
+            assert client.stdout is not None
+            assert client.stdout.readline() == b"connected\n"
+            assert len(connects(docker, container)) == 1
+        finally:
+            client.kill()
     # The end of an exec is announced to its client alone, which is gone: repeat the query, each a process.
     deadline = time.monotonic() + PATIENCE
     while connects(docker, container):
