@@ -372,7 +372,7 @@ async def test_closing_is_the_end_of_input_and_waits_for_the_command(peer: Engin
     peer.channel.close()
     assert await peer.read() == b"last\n"
     assert await peer.read() == b""
-    # The command may still print; nobody reads its messages.
+    # The command may still print; its messages are not read.
     await peer.send(frame(b"{}\n" * 100_000))
     assert (peer.recorder.messages, peer.recorder.lost) == ([], [])
     peer.socket.close()
