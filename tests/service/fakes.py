@@ -428,3 +428,10 @@ async def read_until(
                 chunks.append(chunk)
             if any(done(printed, chunk) for chunk in found.chunks):
                 return printed, since, chunks
+
+
+async def row_written(store: SessionStore, session_id: str, kind: str) -> None:
+    """Wait for a row of this kind: a follower writes what happened after the caller could read it."""
+    async with asyncio.timeout(60):
+        while not (await store.rows(AuditFilter(session_id=session_id, kinds=(kind,))))[0]:
+            await asyncio.sleep(0.02)

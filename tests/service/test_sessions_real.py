@@ -18,7 +18,7 @@ from holdfast.service.problems import NotNow
 from holdfast.service.sessions.manager import SessionManager
 from holdfast.service.store import Store
 from holdfast.testing.sandbox_suite import TIMEOUTS
-from tests.service.fakes import ANN, connecting, make_manager, read_until, running
+from tests.service.fakes import ANN, connecting, make_manager, read_until, row_written, running
 from tests.support.servers import RunningServer, is_alive, running_server
 
 
@@ -74,6 +74,7 @@ async def test_happy_path(manager: SessionManager, store: Store) -> None:
     nothing = await manager.read_output(ANN, session_id, since=token)
     assert (nothing.chunks, nothing.token, nothing.state) == ((), token, "IDLE")
 
+    await row_written(store, session_id, "command_ended")
     closed = await manager.close(ANN, session_id)
     assert closed.state == "CLOSED"
     assert "1 command" in closed.summary
