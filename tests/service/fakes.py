@@ -432,6 +432,7 @@ async def read_until(
 
 async def row_written(store: SessionStore, session_id: str, kind: str) -> None:
     """Wait for a row of this kind: a follower writes what happened after the caller could read it."""
+    which = AuditFilter(session_id=session_id, kinds=(kind,))
     async with asyncio.timeout(60):
-        while not (await store.rows(AuditFilter(session_id=session_id, kinds=(kind,))))[0]:
+        while not (await store.rows(which))[0]:  # noqa: ASYNC110 - the store of a test has no notices
             await asyncio.sleep(0.02)
