@@ -5,8 +5,8 @@ Each is a server of its own with a directory to work in; its processes are ordin
 
 from __future__ import annotations
 
-import asyncio
 import os
+import subprocess
 from typing import ClassVar, Final
 
 from holdfast.errors import SandboxError
@@ -16,6 +16,7 @@ from holdfast.fleet.engine import Progress
 from holdfast.fleet.record import Record, SandboxRef
 from holdfast.fleet.template import Template
 from holdfast.launch import self_exec
+from holdfast.sandboxes.host_process import HostProcess
 from holdfast.secret_names import looks_secret
 
 #: Between TERM and KILL, when a sandbox is removed.
@@ -53,18 +54,18 @@ class LocalEngine(DirectoryEngine):
             *("--shutdown-grace-period-ms", str(GRACE_MS)),
         ]
         with open(directory.log, "ab") as log, open(os.devnull) as null:  # noqa: ASYNC230 - files of our own
-            process = await asyncio.create_subprocess_exec(
-                *(*self_exec.command(), "-I", "-S", "-c", _LAUNCH, f"{directory.path}/process", *server),
+            launcher = HostProcess(
+                [*self_exec.command(), "-I", "-S", "-c", _LAUNCH, f"{directory.path}/process", *server],
                 stdin=null,
-                stdout=asyncio.subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=workdir,
                 pass_fds=(lock,),
                 env={**_environment(), **template.env},
             )
-            assert process.stdout is not None
-            ready = await process.stdout.readline()
-            await process.wait()
+        async with launcher:
+            ready = await launcher.read_line()
+            await launcher.wait()
         if not ready:
             raise SandboxError(f"local: the server did not start: {directory.last_log() or 'nothing was printed'}")
         directory.write("ready", "")

@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import os
 import shutil
-import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from holdfast.errors import InvalidParams, SandboxError, SandboxGone
+from holdfast.errors import CommandNotFound, InvalidParams, SandboxError, SandboxGone
+from holdfast.sandboxes.host_process import HostProcess, read_line
 from holdfast.sandboxes.install.bundle import Bundle, bundle
 from holdfast.sandboxes.install.unpacking import unpacked
 from holdfast.sandboxes.target import SandboxTarget
@@ -62,7 +62,7 @@ class BwrapJail(SandboxTarget):
         #: Further options of bwrap, before the command.
         self.arguments = tuple(arguments)
         self._sockets: str | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: HostProcess | None = None
         #: Holds the lock on the tree that the server runs from.
         self._held = contextlib.AsyncExitStack()
 
@@ -78,35 +78,30 @@ class BwrapJail(SandboxTarget):
         ready, ready_end = os.pipe()
         try:
             with open(f"{self._sockets}/log", "wb") as log:  # noqa: ASYNC230 - one file, on tmpfs mostly
-                self._process = await asyncio.create_subprocess_exec(
-                    *self.command(chosen, str(tree), ready_end),
-                    stdin=asyncio.subprocess.DEVNULL,
+                self._process = HostProcess(
+                    self.command(chosen, str(tree), ready_end),
                     stdout=log,
                     stderr=log,
                     pass_fds=(ready_end,),
-                    start_new_session=True,
                     env={"PATH": os.environ.get("PATH", os.defpath)},
                 )
         except OSError as error:
             os.close(ready)
-            raise SandboxError(f"{self.program}: {error.strerror}; is bubblewrap installed?") from None
+            if not isinstance(error, CommandNotFound):
+                raise
+            raise SandboxError(f"{error.message}; is bubblewrap installed?") from None
         finally:
             os.close(ready_end)
         await self._await_ready(ready)
 
     async def _await_ready(self, ready: int) -> None:
-        reader = asyncio.StreamReader()
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ready, "rb", 0)
-        )
         try:
             async with asyncio.timeout(START_SECONDS):
-                line = await reader.readline()
+                line = await read_line(ready)
         except TimeoutError:
             line = b""
         finally:
-            transport.close()
+            os.close(ready)
         if not line:
             raise SandboxError(f"{self.address}: the jail did not start: {self._last_output()}")
 
@@ -159,8 +154,7 @@ class BwrapJail(SandboxTarget):
     async def aclose(self) -> None:
         process, sockets = self._process, self._sockets
         if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGKILL)  # ends the first process of the namespace, and so all of them
+            process.kill()  # ends the first process of the namespace, and so all of them
             await process.wait()
         await self._held.aclose()
         if sockets is not None:

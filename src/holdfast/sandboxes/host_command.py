@@ -6,16 +6,15 @@ Touches processes of the host; depends on no sandbox.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shlex
-import signal
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from holdfast.errors import CommandNotFound, ConnectionLost
-from holdfast.launch.pidfd_signals import signal_child_group
+from holdfast.errors import ConnectionLost
+from holdfast.sandboxes.host_process import HostProcess
 from holdfast.transport.preamble import without_queries
 from holdfast.types import Struct
 
@@ -57,56 +56,23 @@ async def run_host_command(
 ) -> Outcome:
     """Run a command with this input; a file becomes its stdin. `ConnectionLost` if it takes too long."""
     source = os.open(stdin, os.O_RDONLY | os.O_CLOEXEC) if isinstance(stdin, Path) else None
+    pipe = subprocess.PIPE
     try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.PIPE if source is None else source,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=None if env is None else dict(env),
-            cwd=cwd,
-            start_new_session=True,
+        process = HostProcess(
+            argv, stdin=pipe if source is None else source, stdout=pipe, stderr=pipe, env=env, cwd=cwd
         )
-    except OSError as error:
-        raise CommandNotFound(f"{argv[0]}: {error.strerror}") from None
     finally:
         if source is not None:
             os.close(source)
     limit = SECONDS if seconds is None else seconds
     try:
-        async with asyncio.timeout(limit):
+        async with process, asyncio.timeout(limit):
             _, stdout, stderr = await asyncio.gather(
-                _feed(process.stdin, stdin if isinstance(stdin, bytes) else b""),
-                _read(process.stdout, kept_bytes),
-                _read(process.stderr, KEPT_BYTES),
+                process.feed(stdin if isinstance(stdin, bytes) else b""),
+                process.read_stdout(kept_bytes),
+                process.read_stderr(KEPT_BYTES),
             )
             code = await process.wait()
     except TimeoutError:
         raise ConnectionLost(f"{shlex.join(argv[:4])} …: no end in {limit:g} s") from None
-    finally:
-        if process.returncode is None:
-            # A thread of asyncio may have reaped it by now, and another process may have its pid.
-            signal_child_group(process.pid, signal.SIGKILL)
-            await asyncio.shield(process.wait())
     return Outcome(code, stdout, stderr)
-
-
-async def _feed(stream: asyncio.StreamWriter | None, data: bytes) -> None:
-    if stream is None:
-        return
-    # A command may end without reading its input; its exit code then has the reason.
-    with contextlib.suppress(ConnectionError):
-        stream.write(data)
-        await stream.drain()
-    stream.close()
-    with contextlib.suppress(ConnectionError):
-        await stream.wait_closed()
-
-
-async def _read(stream: asyncio.StreamReader | None, limit: int) -> str:
-    assert stream is not None
-    kept = bytearray()
-    while data := await stream.read(65_536):
-        kept += data
-        del kept[:-limit]
-    return kept.decode(errors="replace")

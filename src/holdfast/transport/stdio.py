@@ -14,12 +14,12 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from holdfast.errors import CommandNotFound, ConnectionLost, InvalidParams
 from holdfast.transport.channel import Receiver
+from holdfast.transport.child_exit import call_after_exit
 from holdfast.transport.preamble import STDERR_TAIL_BYTES, Preamble, Reply, await_report
 from holdfast.transport.stream import StreamChannel
 from holdfast.types import MAX_MESSAGE_BYTES
@@ -53,7 +53,7 @@ class _Command:
         process.stderr.close()
         os.set_blocking(self._stderr, False)
         self._loop.add_reader(self._stderr, self._stderr_readable)
-        self._watch()
+        call_after_exit(process, self._reaped)
 
     # --- Receiver of the channel -------------------------------------------------------------------------------
 
@@ -70,23 +70,6 @@ class _Command:
         self._closed_by_us = True
 
     # --- the end of the command --------------------------------------------------------------------------------
-
-    def _watch(self) -> None:
-        if sys.platform == "linux":
-            self._pidfd = os.pidfd_open(self._process.pid)
-            self._loop.add_reader(self._pidfd, self._pidfd_readable)
-        else:
-            threading.Thread(target=self._wait_in_thread, daemon=True).start()
-
-    def _pidfd_readable(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._process.wait()
-        self._reaped()
-
-    def _wait_in_thread(self) -> None:
-        self._process.wait()
-        self._loop.call_soon_threadsafe(self._reaped)
 
     def _insist(self, number: signal.Signals) -> None:
         self._timer = None

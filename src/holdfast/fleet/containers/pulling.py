@@ -11,17 +11,16 @@ import contextlib
 import fcntl
 import os
 import re
-import signal
 import struct
 import termios
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from holdfast.errors import CommandNotFound, ConnectionLost
+from holdfast.errors import ConnectionLost
 from holdfast.fleet.engine import Progress
-from holdfast.launch.pidfd_signals import signal_child_group
 from holdfast.sandboxes.host_command import Outcome
+from holdfast.sandboxes.host_process import HostProcess
 from holdfast.sizes import parse_size
 
 #: Layers of one image; Docker allows 127.
@@ -98,30 +97,20 @@ async def pull(argv: Sequence[str], what: str, progress: Progress, *, seconds: f
     master, slave = os.openpty()
     try:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, _COLUMNS, 0, 0))
-        process = await asyncio.create_subprocess_exec(
-            # Docker draws bars on stdout, Podman on stderr.
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-        )
-    except OSError as error:
+        # Docker draws bars on stdout, Podman on stderr.
+        process = HostProcess(argv, stdout=slave, stderr=slave)
+    except BaseException:
         os.close(master)
-        raise CommandNotFound(f"{argv[0]}: {error.strerror}") from None
+        raise
     finally:
         os.close(slave)
     parsed = PullProgress()
     try:
-        async with asyncio.timeout(seconds):
+        async with process, asyncio.timeout(seconds):
             await _follow(master, parsed, what, progress)
             code = await process.wait()
     except TimeoutError:
         raise ConnectionLost(f"{' '.join(argv[:3])}: no end in {seconds:g} s") from None
-    finally:
-        if process.returncode is None:
-            signal_child_group(process.pid, signal.SIGKILL)
-            await asyncio.shield(process.wait())
     return Outcome(code, "", "\n".join(parsed.words))
 
 
