@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import marshal
 import os
 import subprocess
 import sys
@@ -49,6 +50,16 @@ def test_another_process_makes_the_same_bytes(bundle: Bundle, tmp_path: Path) ->
     }
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == bundle.sha256
+
+
+def test_a_compiled_module_has_a_name_once_and_refers_to_it(tmp_path: Path) -> None:
+    source = tmp_path / "module.py"
+    source.write_text("def first():\n    return some_name\n\n\ndef second():\n    return some_name + 1\n")
+    compiled = bundle_tree._compiled("module", str(source))
+    assert compiled.count(b"some_name") == 1
+    found: dict[str, Any] = {"some_name": 1}
+    exec(marshal.loads(compiled[16:]), found)
+    assert (found["first"](), found["second"]()) == (1, 2)
 
 
 def test_a_bundle_is_what_it_says(bundle: Bundle) -> None:

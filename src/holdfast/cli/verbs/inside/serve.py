@@ -6,6 +6,7 @@ Uses argparse, because typer and rich do not exist inside sandboxes, and the ser
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_type_hints
 
@@ -25,6 +26,16 @@ _FALSE = ("0", "false", "no", "off")
 
 
 def main(arguments: list[str]) -> int:
+    # Off until the server runs: nearly all objects of a start are of modules, which stay, and the collector would
+    # traverse them several times.
+    gc.disable()
+    try:
+        return _start(arguments)
+    finally:
+        gc.enable()
+
+
+def _start(arguments: list[str]) -> int:
     from holdfast.config import load_config
 
     try:
@@ -201,6 +212,8 @@ def _serve(
 ) -> int:
     from holdfast.server.app import run_server
 
+    gc.freeze()  # first, because the collector would otherwise traverse all modules at once
+    gc.enable()
     return run_server(config, listen, ready_fd=ready_fd, token=token, no_auth=no_auth, keeper_fd=keeper_fd)
 
 
