@@ -4,6 +4,10 @@ Arithmetic, but for the two files that it writes.
 
 A program that was started again is another program, with memory of its own. So a slope is fitted within each life,
 one slope for all lives of a program, and what lives begin with is compared from life to life.
+
+An allocator approaches its largest size for an hour, so a slope through a long life shows that approach. Where a
+life was sampled for an hour and a half, memory is judged by the halves of its last hour: a program that levels off
+has equal ones.
 """
 
 from __future__ import annotations
@@ -21,6 +25,9 @@ import msgspec
 #: and closed shells take two minutes. The ledger has been compacted by then, too, and the allocator keeps
 #: what that took.
 WARM_UP_SECONDS: Final = 200.0
+#: A life with so many samples has a last hour that is not its first.
+LONG_SECONDS: Final = 5400.0
+LAST_SECONDS: Final = 3600.0
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -30,6 +37,8 @@ class Sample(msgspec.Struct, frozen=True):
     who: str
     life: int
     rss_kb: float
+    #: The part of it that no file backs: the kernel maps and drops pages of files as it sees fit.
+    anonymous_kb: float
     descriptors: int
     threads: int
     #: Size of the server's spool, its ledger included.
@@ -45,14 +54,17 @@ class Quantity(msgspec.Struct, frozen=True):
     scale: float
     #: Growth over the whole run that cannot be distinguished from noise.
     tolerance: float
+    #: The most by which the second half of a last hour may exceed the first; None: the slope decides.
+    plateau: float | None = None
 
 
 #: Memory: pages that the allocator gives back later, and a ledger that is being compacted, come to a megabyte or
 #: two; a leak of 100 bytes an operation is more in half an hour. Descriptors and spool go up and down with what
 #: happens to run, and a slope through that is not exactly flat; one descriptor a minute is a leak and shows.
-#: Threads come one at a time.
+#: Threads come one at a time. Between halves of an hour, 1 MB is the rate of 4 MB in two hours.
 QUANTITIES: Final = (
-    Quantity("rss_kb", "RSS", "MB", 1e-3, 4.0),
+    Quantity("rss_kb", "RSS", "MB", 1e-3, 4.0, 1.0),
+    Quantity("anonymous_kb", "anonymous", "MB", 1e-3, 4.0, 1.0),
     Quantity("descriptors", "descriptors", "", 1.0, 10.0),
     Quantity("threads", "threads", "", 1.0, 1.0),
     Quantity("spool_kb", "spool", "MB", 1e-3, 20.0),
@@ -70,9 +82,13 @@ class Growth(msgspec.Struct, frozen=True):
     within: float
     #: The slope from one life's mean to the next one's, times the same; 0 with fewer than three lives.
     between: float
+    #: The second half of the last hour minus the first; None after a shorter life.
+    halves: float | None
 
     @property
     def too_much(self) -> bool:
+        if self.halves is not None and self.quantity.plateau is not None:
+            return self.halves > self.quantity.plateau
         return max(self.within, self.between) > self.quantity.tolerance
 
 
@@ -111,7 +127,18 @@ def _growth(who: str, quantity: Quantity, lives: Sequence[Sequence[tuple[float, 
         statistics.fmean(value for _, value in points[-quarter:]),
         _slope(centred) * seconds,
         _slope([(at, value) for at, value in means]) * seconds if len(means) > 2 else 0.0,
+        _halves(lives[-1]),
     )
+
+
+def _halves(life: Sequence[tuple[float, float]]) -> float | None:
+    end = life[-1][0]
+    if end - life[0][0] < LONG_SECONDS:
+        return None
+    middle = end - LAST_SECONDS / 2
+    first = [value for at, value in life if end - LAST_SECONDS <= at < middle]
+    second = [value for at, value in life if at >= middle]
+    return statistics.fmean(second) - statistics.fmean(first)
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
@@ -122,14 +149,16 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
 def table(growths: Sequence[Growth]) -> str:
     """As Markdown."""
     lines = [
-        "| program | quantity | first quarter | last quarter | within lives | between lives | allowed | flat |",
-        "|---|---|---|---|---|---|---|---|",
+        "| program | quantity | first quarter | last quarter | within lives | between lives | allowed | last hour "
+        "| flat |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for each in growths:
         unit = f" {each.quantity.unit}".rstrip()
         lines.append(
             f"| {each.who} | {each.quantity.name} | {each.first_quarter:.1f}{unit} | {each.last_quarter:.1f}{unit} "
             f"| {each.within:+.2f}{unit} | {each.between:+.2f}{unit} | {each.quantity.tolerance:g}{unit} "
+            f"| {'' if each.halves is None else f'{each.halves:+.2f}{unit}'} "
             f"| {'no' if each.too_much else 'yes'} |"
         )
     return "\n".join(lines)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Iterable
 
 import msgspec
@@ -70,6 +72,19 @@ def history() -> list[r.LedgerRecord]:
         r.OutputPrinted(1, 2, 2, 70_000),
         r.JobClosed(1, 5.5),
     ]
+
+
+def test_a_replay_is_freed_without_a_collection() -> None:
+    """Each compaction makes one; megabytes of several would wait for the collector."""
+    gc.disable()
+    try:
+        memory = replayed([*history(), SessionOpened("a", "client"), SessionStarted("a", "p", True)])
+        assert len(list(memory.records())) > 1
+        freed = weakref.ref(memory)
+        del memory
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_a_compacted_ledger_tells_the_same_at_every_moment() -> None:

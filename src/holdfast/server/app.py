@@ -32,6 +32,9 @@ log = logging.getLogger("holdfast.server")
 
 #: Prefix of the keeper's keys for listening sockets.
 LISTENER_KEY: Final = "listen "
+#: Collections of the middle generation before a full one. Ended shells, terminals and connections are cycles: with
+#: Python's 10, five megabytes of them wait for it; with 3, two. A full one takes 2 ms, once in ten thousand starts.
+MIDDLE_COLLECTIONS: Final = 3
 
 
 class Listener(Protocol):
@@ -63,8 +66,7 @@ def run_server(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
     open_files = raise_descriptor_limit()
-    # Modules that are loaded by now stay, so the collector need not traverse them each time.
-    gc.freeze()
+    tune_collector()
     seal_descriptors({ready_fd} if ready_fd is not None else set())
     try:
         asyncio.run(_serve(config, listen, ready_fd, token, no_auth, open_files, keeper_fd))
@@ -72,6 +74,13 @@ def run_server(
         log.error("%s", error)
         return 2
     return 0
+
+
+def tune_collector() -> None:
+    """Exempt the objects of the start from collections, and have full collections more often."""
+    # Modules that are loaded by now stay, so the collector need not traverse them each time.
+    gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], MIDDLE_COLLECTIONS)
 
 
 def raise_descriptor_limit() -> int | None:

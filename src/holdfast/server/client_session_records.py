@@ -54,8 +54,7 @@ class ClientSessionReplay(ReplayExtension):
 
     KINDS: ClassVar[Kinds] = (SessionOpened, SessionStarted, SessionEnded, SessionShell)
 
-    def __init__(self, replay: Replay) -> None:
-        super().__init__(replay)
+    def __init__(self) -> None:
         self.sessions: dict[str, ReplayedSession] = {}
 
     def apply(self, record: LedgerRecord) -> None:
@@ -72,9 +71,9 @@ class ClientSessionReplay(ReplayExtension):
                 if record.pushed:
                     session.pushed.add(record.process_id)
 
-    def records(self) -> Iterator[LedgerRecord]:
-        running, last_seqs = self._replay.running(), self._replay.last_seqs()
-        open_shells = self._replay.shells.open_ids()
+    def records(self, replay: Replay) -> Iterator[LedgerRecord]:
+        running, last_seqs = replay.running(), replay.last_seqs()
+        open_shells = replay.shells.open_ids()
         for session in self.sessions.values():
             id = session.opened.id
             yield session.opened

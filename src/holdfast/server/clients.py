@@ -12,7 +12,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import UnknownProcess, UnknownShell
 from holdfast.runtime.durability.ledger import AnyLedger
@@ -38,6 +38,9 @@ class ResumePoint(NamedTuple):
     readers: Mapping[Key, Reader] = {}
 
 
+#: The ids of ended processes that a client may have; more are dropped at the next start.
+PRUNED_IDS: Final = 256
+
 Takeover = Callable[[], ResumePoint]
 #: Methods that only observe the server.
 _OBSERVING = frozenset({m.PING.name, m.ENVIRONMENT_STATUS.name, m.ENVIRONMENT_INFO.name})
@@ -51,10 +54,12 @@ class ClientState:
         self.client_name = client_name
         #: The OS pid of the client, where the transport reports one.
         self.client_pid: int | None = None
-        #: Running processes that the client started; pruned by `running`.
+        #: Processes that the client started: all that run, and ended ones until the next `prune`.
         self.processes: set[str] = set()
         #: The processes among them that end with the client.
         self.bound: set[str] = set()
+        #: The number of processes at which they are pruned.
+        self.prune_at = PRUNED_IDS
         #: Shells that the client opened, and whether each ends with the client.
         self.shells: dict[str, bool] = {}
         #: Set when a connection broke.
@@ -62,6 +67,12 @@ class ClientState:
         #: Closes the current connection and returns where the next one continues; None while disconnected.
         self.takeover: Takeover | None = None
         self.expiry: asyncio.TimerHandle | None = None
+
+    def prune(self, is_running: Callable[[str], bool]) -> None:
+        """Drop the ids of ended processes."""
+        self.processes = set(filter(is_running, self.processes))
+        self.bound &= self.processes
+        self.prune_at = max(PRUNED_IDS, 2 * len(self.processes))
 
 
 class ClientRegistry:
@@ -141,6 +152,8 @@ class ClientRegistry:
     def started(self, client: ClientState, process_id: str, *, bound: bool, pushed: bool = False) -> None:
         if process_id not in client.processes:
             self._ledger.write(SessionStarted(client.id, process_id, bound, pushed))
+        if len(client.processes) >= client.prune_at:
+            client.prune(self._exec.processes.is_running)
         client.processes.add(process_id)
         if bound:
             client.bound.add(process_id)
@@ -186,7 +199,7 @@ class ClientRegistry:
     def running(self, client: ClientState) -> int:
         """An upper bound of the client's running processes; ended ones are pruned at the limit."""
         if len(client.processes) >= self._exec.config.max_processes_per_connection:
-            client.processes = {id for id in client.processes if self._exec.processes.is_running(id)}
+            client.prune(self._exec.processes.is_running)
         return len(client.processes)
 
     def _expire(self, client: ClientState) -> None:

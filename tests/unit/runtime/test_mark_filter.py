@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import re
 
 import pytest
 from hypothesis import given, strategies as st
@@ -91,6 +93,21 @@ def test_what_a_mark_says() -> None:
         b"x\r\n$ ",
         [PromptMark("D", "130", 1), PromptMark("A", "", 3), PromptMark("B", "", 5)],
     )
+
+
+def test_a_mark_may_be_as_long_as_the_limit_and_no_longer() -> None:
+    room = MARK_BYTES - len(mark("D", "0")) + 1
+    assert filtered([mark("D", "9" * room)]) == (b"", [PromptMark("D", "9" * room, 0)])
+    assert filtered([mark("D", "9" * (room + 1))]) == (mark("D", "9" * (room + 1)), [])
+
+
+def test_a_filter_compiles_no_pattern_of_its_own() -> None:
+    def patterns() -> int:
+        return sum(isinstance(each, re.Pattern) for each in gc.get_objects())
+
+    before = patterns()
+    filters = [MarkFilter(f"{number:032x}") for number in range(10)]
+    assert (len(filters), patterns()) == (10, before), "Python's cache would keep 512 of them"
 
 
 @pytest.mark.parametrize("start", [b"\x1b", b"\x1b]", b"\x1b]133;", b"\x1b]133;D;0;" + NONCE.encode()[:10]])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from holdfast.config import ExecServerConfig
 from holdfast.runtime.durability import records as r
-from holdfast.runtime.durability.recorder import ProcessRecorder
+from holdfast.runtime.durability.recorder import DurableJournal, ProcessRecorder
 from holdfast.types import ProcessSpec
 
 if TYPE_CHECKING:
@@ -55,3 +56,22 @@ def test_a_read_without_output_is_recorded_at_once() -> None:
     recorder.read_terminal(0, 100, 0)
     recorder.output_stored(0, 0)
     assert ledger.taken == [(r.TerminalOutputStored(1, 7, 0, 0, 0.0),)]
+
+
+def test_a_job_with_its_recorder_is_freed_without_a_collection() -> None:
+    """A server has thousands of ended jobs, and cycles would stay until the collector's next full run."""
+
+    def journals() -> int:
+        return sum(isinstance(each, DurableJournal) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = journals()
+        recorder = recorder_of(Writes())
+        owned = recorder.hand_over()
+        assert journals() == before + 1
+        del recorder, owned
+        assert journals() == before
+    finally:
+        gc.enable()

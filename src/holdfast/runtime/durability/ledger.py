@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -183,7 +184,9 @@ class Ledger:
         assert self._compaction is not None
         fd = -1
         try:
-            records = self._compaction(decode_records(os.pread(self._fd, upto, 0), self._kinds))
+            # Mapped and not read: the allocator would keep the megabytes of the file for threads.
+            old = memoryview(mmap.mmap(self._fd, upto, access=mmap.ACCESS_READ))
+            records = self._compaction(decode_records(old, self._kinds))
             data = encode_records((*self._head, *records))
             fd = os.open(self._new_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
             _reserve(fd, 0, len(data) + self._reserve_bytes)

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from holdfast.runtime.durability.durability import Durability
     from holdfast.runtime.durability.job_replay import JobState
     from holdfast.runtime.durability.terminal_reads import UnstoredRead
+    from holdfast.runtime.output.job import Job
     from holdfast.runtime.terminal.timeline import TimelineEvent
 
 
 class JobRecorder:
-    """Records the output and the input of one job; owns its journal and its output logs."""
+    """Records the output and the input of one job; makes its journal and its output logs."""
 
     __slots__ = ("_durability", "_ledger", "journal", "key", "logs")
 
@@ -50,6 +51,16 @@ class JobRecorder:
             for kind in kinds
         }
 
+    def hand_over(self) -> tuple[Journal, dict[int, OutputLog]]:
+        """Return the journal and the logs, once, to the job.
+
+        Both refer to this recorder. If it kept them, each of the many ended jobs would be a cycle, which stays
+        until a full run of the garbage collector.
+        """
+        journal, logs = self.journal, self.logs
+        del self.journal, self.logs
+        return journal, logs
+
     def printed(self, kind: int, sealed: int, end: int) -> None:
         self._ledger.record(r.OutputPrinted, self.key, kind, sealed, end)
 
@@ -58,13 +69,6 @@ class JobRecorder:
 
     def closed(self) -> None:
         self._ledger.record(r.JobClosed, self.key, time.monotonic())
-
-    def restore(self, state: JobState, terminal_end: int | None = None) -> None:
-        """Continue the journal and the logs of an earlier server; that of a terminal is cut at `terminal_end`."""
-        self.journal.restore(state.journal.state())
-        for kind, each in self.logs.items():
-            assert isinstance(each, DurableOutputLog)
-            each.reopen(state.printed_end(kind), state.lost_range(kind), terminal_end if kind == 2 else None)
 
     # --- input -----------------------------------------------------------------------------------------------
 
@@ -321,6 +325,14 @@ class DurableOutputLog(OutputLog):
         os.rename(path, self._path)
         former, self.fd = self.fd, fd
         os.close(former)
+
+
+def restore_output(owner: JobRecorder | Job, state: JobState, terminal_end: int | None = None) -> None:
+    """Continue the journal and the logs of an earlier server; that of a terminal is cut at `terminal_end`."""
+    owner.journal.restore(state.journal.state())
+    for kind, each in owner.logs.items():
+        assert isinstance(each, DurableOutputLog)
+        each.reopen(state.printed_end(kind), state.lost_range(kind), terminal_end if kind == 2 else None)
 
 
 def _wait(pid: int, *, reap: bool) -> tuple[int, int] | None:

@@ -429,12 +429,12 @@ def encode_records(records: Iterable[LedgerRecord]) -> bytes:
     return b"".join(frame(encoder, record) for record in records)
 
 
-def decode_records(data: bytes, kinds: Kinds = ()) -> Iterator[LedgerRecord]:
+def decode_records(data: bytes | memoryview, kinds: Kinds = ()) -> Iterator[LedgerRecord]:
     """Decode every whole record except heads; ignores a cut end, and raises on any other damage."""
     return (record for record in decode_all(data, "the ledger", kinds) if not isinstance(record, LedgerHead))
 
 
-def decode_all(data: bytes, name: str, kinds: Kinds = ()) -> Iterator[LedgerRecord]:
+def decode_all(data: bytes | memoryview, name: str, kinds: Kinds = ()) -> Iterator[LedgerRecord]:
     """Decode every whole record, heads included; `name` is for errors, `kinds` are those of the server."""
     union: Any = Union[(*RUNTIME_KINDS, *kinds)]
     decoder: msgspec.msgpack.Decoder[LedgerRecord] = msgspec.msgpack.Decoder(union)
@@ -459,7 +459,7 @@ def frame(encoder: msgspec.msgpack.Encoder, record: LedgerRecord) -> bytes:
     return len(data).to_bytes(_PREFIX_BYTES, "little") + data
 
 
-def frames(data: bytes) -> Iterator[tuple[int, int]]:
+def frames(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of each whole record."""
     position = 0
     while position + _PREFIX_BYTES <= len(data):

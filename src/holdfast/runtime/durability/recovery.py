@@ -23,7 +23,7 @@ from holdfast.runtime.durability.durability import LEDGER_NAME, READS_NAME, Dura
 from holdfast.runtime.durability.input_log import DurableInput
 from holdfast.runtime.durability.keeper_link import HeldDescriptors, KeeperLink
 from holdfast.runtime.durability.ledger import RESERVE_BYTES, Ledger, boot_id, read_ledger
-from holdfast.runtime.durability.recorder import ProcessRecorder
+from holdfast.runtime.durability.recorder import ProcessRecorder, restore_output
 from holdfast.runtime.durability.replay import Replay, ReplayExtension
 from holdfast.runtime.durability.shell_recovery import resume_shells
 from holdfast.runtime.output.output_log import Spool
@@ -194,7 +194,7 @@ class ProcessRecovery:
         stdin = self._take(recorder.input_key)
         stdin_fd = outputs.get(2, -1) if begun.spec.tty else (-1 if stdin is None else stdin.fds[0])
         unstored = self._unstored(state)
-        recorder.restore(state, self._terminal_end(state, unstored))
+        restore_output(recorder, state, self._terminal_end(state, unstored))
         started = StartedProcess(state.pid, begun.mark, os.fsdecode(begun.cwd), outputs, stdin_fd, recorder)
         process = self._take_over(state, started)
         if state.detached is not None:

@@ -20,18 +20,18 @@ RETAINED_RUNS: Final = 16
 
 
 class ReplayExtension:
-    """Record kinds of another part of the server, which share the ledger; this base class has none."""
+    """Record kinds of another part of the server, which share the ledger; this base class has none.
+
+    It does not refer to its replay: in a cycle, each compaction would leave a whole state to the garbage collector.
+    """
 
     KINDS: ClassVar[r.Kinds] = ()
-
-    def __init__(self, replay: Replay) -> None:
-        self._replay = replay
 
     def apply(self, record: r.LedgerRecord) -> None:
         """Handle a record of `KINDS`."""
 
-    def records(self) -> Iterator[r.LedgerRecord]:
-        """Return the fewest records that describe the state."""
+    def records(self, replay: Replay) -> Iterator[r.LedgerRecord]:
+        """Return the fewest records that describe the state; `replay` has that of the jobs."""
         return iter(())
 
 
@@ -48,7 +48,7 @@ class Replay:
         #: The latest commands that were typed in terminals.
         self.runs: deque[r.RunTyped] = deque(maxlen=RETAINED_RUNS)
         self.last_key = 0
-        self.extension = extension(self)
+        self.extension = extension()
         self._openings: dict[str, r.TerminalOpening] = {}
 
     def apply(self, records: Iterable[r.LedgerRecord]) -> None:
@@ -99,4 +99,4 @@ class Replay:
         yield from self._openings.values()
         yield from self.runs
         yield from self.shells.records()
-        yield from self.extension.records()
+        yield from self.extension.records(self)

@@ -19,6 +19,7 @@ import msgspec
 from holdfast.errors import HoldfastError, ResourceExhausted
 from holdfast.runtime.durability import records as r
 from holdfast.runtime.durability.input_log import DurableInput
+from holdfast.runtime.durability.recorder import restore_output
 from holdfast.runtime.durability.shell_recorder import ControlLines, ShellRecorder
 from holdfast.runtime.durability.shell_replay import KNOWN_JOBS
 from holdfast.runtime.output.job import JobStream
@@ -245,18 +246,18 @@ class ResumedShell(LiveShell):
         self._inherited = inherited
         super().__init__(*arguments, recorder=recorder, **named)
         try:
-            self._restore(inherited.shell, recorder)
+            self._restore(inherited.shell)
         except BaseException:
             self._saved.close()
             self._program.disconnect()
             self.record.give_up_output()
             raise
 
-    def _restore(self, past: ShellState, recorder: ShellRecorder) -> None:
+    def _restore(self, past: ShellState) -> None:
         self.started_at = past.opening.started_at
         self.commands_run = past.commands_run
         self._known = dict.fromkeys(past.known)
-        recorder.restore(past)
+        restore_output(self.record, past)
         self.record.restore(past.history(self.started_at))
 
     def _open_saved(self) -> SavedState:
@@ -362,7 +363,7 @@ class ResumedShell(LiveShell):
         assert past.spec is not None
         recorder = self._recorder.command(past.key)
         command = self._make_command(past.spec, recorder)
-        recorder.restore(past)
+        restore_output(command, past)
         command.restore(past.past)
         if past.stopping is not None or past.is_over:
             command.stop_blocking()

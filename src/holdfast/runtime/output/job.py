@@ -172,8 +172,9 @@ class Job:
         self.status: ExitStatus | None = None
         #: Why the output or the exit status is incomplete.
         self.failure: str | None = None
-        self.journal: Journal = recorder.journal
-        self.logs: dict[int, OutputLog] = recorder.logs
+        self.journal: Journal
+        self.logs: dict[int, OutputLog]
+        self.journal, self.logs = recorder.hand_over()
         #: The times of output, once there is some.
         self._times: OutputTimes | None = None
         self._outputs: list[JobStream] = []

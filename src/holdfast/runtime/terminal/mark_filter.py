@@ -15,6 +15,10 @@ MARK_BYTES: Final = 96
 #: The longest mode sequence: an unfinished one is parsed again with the bytes that follow it.
 _MODE_BYTES: Final = 32
 _START: Final = b"\x1b]133;"
+#: With any secret. A pattern with the secret of one terminal would fill Python's cache of patterns.
+_MARK: Final = re.compile(
+    rb"\x1b\]133;([A-Z])(?:;([^;\x07\x1b]{0,%d}))?;([^;\x07\x1b]{1,%d})\x07" % (MARK_BYTES, MARK_BYTES)
+)
 _ESCAPE: Final = 0x1B
 _MODES: Final = re.compile(rb"\x1b\[\?([0-9;]+)([hl])")
 _UNFINISHED_MODE: Final = re.compile(rb"\x1b(?:\[(?:\?[0-9;]*)?)?\Z")
@@ -31,12 +35,10 @@ class PromptMark(NamedTuple):
 class MarkFilter:
     """Removes the marks from the output, however it is divided into reads."""
 
-    __slots__ = ("_pattern", "held")
+    __slots__ = ("_nonce", "held")
 
     def __init__(self, nonce: str) -> None:
-        around = len(_START) + len("A;;\x07") + len(nonce)
-        argument = rb"[^;\x07\x1b]{0,%d}" % (MARK_BYTES - around)
-        self._pattern = re.compile(rb"\x1b\]133;([A-Z])(?:;(" + argument + rb"))?;" + nonce.encode() + rb"\x07")
+        self._nonce = nonce.encode()
         #: The end of the input, if a mark may begin there.
         self.held = b""
 
@@ -52,7 +54,9 @@ class MarkFilter:
         marks: list[PromptMark] = []
         pieces: list[bytes] = []
         size = end = 0
-        for found in self._pattern.finditer(data):
+        for found in _MARK.finditer(data):
+            if found[3] != self._nonce or found.end() - found.start() > MARK_BYTES:
+                continue
             pieces.append(data[end : found.start()])
             size += found.start() - end
             end = found.end()
