@@ -483,7 +483,7 @@ async def test_a_script_that_got_in_finds_every_way_closed(
 
 def session_ids(service: RunningService) -> set[str]:
     """Return the ids of all sessions. Their other fields change by themselves."""
-    return {each["sessionId"] for each in service.call("ListSessions", service.operator)["sessions"]}
+    return {each["metadata"]["sessionId"] for each in service.call("ListSessions", service.operator)["sessions"]}
 
 
 async def attacked_by(console: Watched, page: str) -> Page:
