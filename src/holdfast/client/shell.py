@@ -14,8 +14,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Final
 
-import msgspec
-
 from holdfast.client.collect import MIB, StreamTails
 from holdfast.client.connection.clean_up import clean_up_cancelled
 from holdfast.client.defaults import StrPath, check_env, optional_path
@@ -331,8 +329,17 @@ def command_result(printed: StreamTails, ended: CommandEnded) -> CommandResult:
     return CommandResult(
         stdout_bytes=printed.stdout.value(),
         stderr_bytes=printed.stderr.value(),
+        exit_code=ended.exit_code,
+        cwd=ended.cwd,
+        duration=ended.duration,
+        timed_out=ended.timed_out,
         truncated=printed.truncated,
-        **msgspec.structs.asdict(ended),
+        shell_restarted=ended.shell_restarted,
+        restored=ended.restored,
+        state=ended.state,
+        reason=ended.reason,
+        oom=ended.oom,
+        silent=ended.silent,
     )
 
 

@@ -201,9 +201,12 @@ class LocalExec:
 
     def input(self, process_id: str) -> InputQueue:
         """The stdin of a process, or of a command in a shell."""
-        command = None if self.processes.is_known(process_id) else self.shells.command(process_id)
+        process = self.processes.get(process_id)
+        if process is not None:
+            return process.input
+        command = self.shells.command(process_id)
         if command is None:
-            return self.processes.process(process_id).input
+            raise UnknownProcess(f"no process has the id {process_id!r}")
         if command.input is None:
             raise StdinClosed(f"command {process_id!r} was run without an open stdin")
         return command.input

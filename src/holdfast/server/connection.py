@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 from collections import deque
 from collections.abc import Coroutine
 from functools import partial
+from types import CoroutineType
 from typing import TYPE_CHECKING
 
 from holdfast import __version__
@@ -170,7 +170,7 @@ class ServerConnection:
                 self._tasks[request.id] = answer
                 answer.start(partial(self._reply, request.id))
                 return
-            if not inspect.iscoroutine(answer):
+            if not isinstance(answer, CoroutineType):
                 self._succeed(request.id, answer)
                 return
             task = asyncio.get_running_loop().create_task(self._answer(request.id, answer))

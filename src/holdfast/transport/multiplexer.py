@@ -439,15 +439,13 @@ class StreamMultiplexer:
 
 
 class AlternatingSource:
-    """The frames of several sources in turn, so that none delays another by more than a frame."""
+    """The frames of two sources in turn, so that neither delays the other by more than a frame."""
 
-    def __init__(self, *sources: Source) -> None:
-        self._sources = deque(sources)
+    def __init__(self, first: Source, second: Source) -> None:
+        self._first, self._second = first, second
 
     def next_frame(self) -> bytes | SpoolFrame | None:
-        for _ in range(len(self._sources)):
-            source = self._sources[0]
-            self._sources.rotate(-1)
-            if (frame := source.next_frame()) is not None:
-                return frame
-        return None
+        if (frame := self._first.next_frame()) is None:
+            return self._second.next_frame()
+        self._first, self._second = self._second, self._first
+        return frame

@@ -18,8 +18,10 @@ from holdfast.wire.messages import Encoding
 T = TypeVar("T")
 Id = int | str | None
 
-_json_encoder: Final = msgspec.json.Encoder()
-_msgpack_encoder: Final = msgspec.msgpack.Encoder()
+_encoders: Final[dict[Encoding, msgspec.json.Encoder | msgspec.msgpack.Encoder]] = {
+    "json": msgspec.json.Encoder(),
+    "msgpack": msgspec.msgpack.Encoder(),
+}
 
 
 class WireError(msgspec.Struct, frozen=True):
@@ -144,7 +146,7 @@ class Codec:
 
     def request(self, id: int | str, method: str, params: object) -> bytes:
         try:
-            return self._encoder.encode(_Request(self._version, id, method, params))
+            return _encoders[self.encoding].encode(_Request(self._version, id, method, params))
         except UnicodeEncodeError:
             # Not escaped as in replies: the server would act on a different text than the caller gave.
             raise InvalidParams(
@@ -173,13 +175,9 @@ class Codec:
 
     def _encode(self, message: object) -> bytes:
         try:
-            return self._encoder.encode(message)
+            return _encoders[self.encoding].encode(message)
         except UnicodeEncodeError:
-            return self._encoder.encode(_escape(msgspec.to_builtins(message, builtin_types=(bytes,))))
-
-    @property
-    def _encoder(self) -> msgspec.json.Encoder | msgspec.msgpack.Encoder:
-        return _json_encoder if self.encoding == "json" else _msgpack_encoder
+            return _encoders[self.encoding].encode(_escape(msgspec.to_builtins(message, builtin_types=(bytes,))))
 
 
 def _escape(value: Any) -> Any:

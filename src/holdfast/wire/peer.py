@@ -10,9 +10,9 @@ only the call with its id. Only a message without a readable id is an error of t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from holdfast.errors import HandshakeFailed, HoldfastError, InvalidRequest, error_from_wire
 from holdfast.wire.codec import Codec, Id
@@ -25,7 +25,7 @@ R = TypeVar("R")
 OnReply = Callable[[Any, HoldfastError | None], None]
 
 
-class IncomingRequest(NamedTuple):
+class IncomingRequest(Struct, frozen=True):
     """A request from the peer."""
 
     id: Id
@@ -33,7 +33,7 @@ class IncomingRequest(NamedTuple):
     params: Raw | UnsetType
 
 
-class IncomingNotification(NamedTuple):
+class IncomingNotification(Struct, frozen=True):
     """A notification from the peer."""
 
     method: str

@@ -203,7 +203,7 @@ class ChannelConnection(ClientConnection):
     def _replied(self, call: PendingCall[R], result: R, error: HoldfastError | None) -> None:
         if self._link is not None:
             self._link.progressed = True
-        call.replied(result, self._explained(call.method, error))
+        call.replied(result, None if error is None else self._explained(call.method, error))
 
     def _explained(self, method: WireMethod[Any, Any], error: HoldfastError | None) -> HoldfastError | None:
         """Replace the error of a server that lacks a method of this client: the server is an earlier version."""

@@ -25,6 +25,8 @@ HEAD_FRACTION: Final = 16
 STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr", "pty")
 EXIT: Final = 3
 CLOSE: Final = 4
+#: The place of a kind's end in a pair: a process has stdout and stderr, or a terminal alone.
+_SLOTS: Final = (0, 1, 0, 0, 0)
 #: The head of every journal that has dropped nothing. These are replaced and never changed.
 _NO_KINDS: Final = array("B")
 _NO_ENDS: Final = array("Q")
@@ -94,7 +96,7 @@ class Journal:
 
     def add_output(self, kind: int, length: int) -> None:
         """Add `length` bytes of output of one stream."""
-        kinds, ends, slot = self._kinds, self._ends, _slot(kind)
+        kinds, ends, slot = self._kinds, self._ends, _SLOTS[kind]
         if kinds and kinds[-1] == kind and self.last_seq > self._sealed:
             last = len(ends) - 2 + slot
             grown = min(length, CHUNK_BYTES - (ends[last] - ends[last - 2]))
@@ -119,15 +121,17 @@ class Journal:
 
         Skips dropped entries, and seals the returned ones.
         """
-        seq = after_seq + 1
-        if self._tail_seq > seq > len(self._head_kinds):
-            seq = self._tail_seq
-        if seq > self.last_seq:
+        seq, first = after_seq + 1, self._tail_seq
+        if first > seq > len(self._head_kinds):
+            seq = first
+        kinds, ends = self._kinds, self._ends
+        if seq >= first + len(kinds):
             return None
-        kinds, ends, first = self._part(seq)
+        if seq < first:
+            kinds, ends, first = self._head_kinds, self._head_ends, 1
         index = last = seq - first
         kind = kinds[index]
-        slot = _slot(kind)
+        slot = _SLOTS[kind]
         start = ends[2 * index + slot]
         if kind < EXIT:
             while (
@@ -151,8 +155,8 @@ class Journal:
             seq = self._tail_seq - 1
         if seq >= self._tail_seq - 1:
             index = min(seq, self.last_seq) - self._tail_seq + 1
-            return self._ends[2 * index + _slot(kind)]
-        return self._head_ends[2 * seq + _slot(kind)]
+            return self._ends[2 * index + _SLOTS[kind]]
+        return self._head_ends[2 * seq + _SLOTS[kind]]
 
     @property
     def is_crowded(self) -> bool:
@@ -172,11 +176,6 @@ class Journal:
                 high = middle
         return len(self._kinds) - low > self._limit // 2
 
-    def _part(self, seq: int) -> tuple[array[int], array[int], int]:
-        if seq < self._tail_seq:
-            return self._head_kinds, self._head_ends, 1
-        return self._kinds, self._ends, self._tail_seq
-
     def _trim(self) -> None:
         if not self._head_kinds:
             head = max(1, self._limit // HEAD_FRACTION)
@@ -193,8 +192,3 @@ def output_kinds(*, tty: bool, merge_stderr: bool) -> tuple[int, ...]:
     if tty:
         return (2,)
     return (0,) if merge_stderr else (0, 1)
-
-
-def _slot(kind: int) -> int:
-    """A process has stdout and stderr, or a terminal alone."""
-    return 1 if kind == 1 else 0

@@ -282,7 +282,7 @@ class OutputLog:
 
     def is_kept(self, offset: int, length: int) -> bool:
         """Whether all of this range is readable."""
-        return offset + length <= self._first_lost() or offset >= self.lost_end
+        return offset >= self.lost_end or offset + length <= self._first_lost()
 
     def next_kept(self, offset: int) -> int:
         """The first byte at or after `offset` that is not lost."""

@@ -91,6 +91,8 @@ class Reader:
             self._expected[record.kind] = end
             if end == stop:
                 self.seq = record.seq
+                if start == record.offset:
+                    return record  # as it is, nearly always
             return record._replace(offset=start, length=end - start)
         return None
 

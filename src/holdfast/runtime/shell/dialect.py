@@ -414,7 +414,7 @@ class Bash(ShellDialect):
         return [*words, f"\\builtin set -{had}"] if had else words
 
     def wants_last(self, text: str) -> bool:
-        return _WANTS_LAST.search(text) is not None
+        return "$" in text and _WANTS_LAST.search(text) is not None
 
     def arm(self, directory: str) -> list[str]:
         # The EXIT trap of bash does not get the reason, so `exit` becomes a function that sets a variable.
