@@ -22,6 +22,7 @@ from bench.services import (
     Caller,
     Deployment,
     GrpcCaller,
+    HttpCaller,
     Service,
     grpc_caller,
     http_caller,
@@ -264,23 +265,32 @@ async def agents_at_once(scale: Scale) -> list[Row]:
     """Agents with a session each that all run commands, one after the other."""
     count, each = scale.agents, scale.calls * 2
     with new_deployment() as location, postgres() as url:
-        stores = {"": (None, "SQLite")} | ({} if url is None else {"-postgres": (url, "PostgreSQL")})
+        stores = {"": None} | ({} if url is None else {"-postgres": url})
         async with contextlib.AsyncExitStack() as stack:
             box = await stack.enter_async_context(holdfast.connect(location.sandbox))
             crowds: dict[str, Sequence[Caller]] = {
                 "socket": [await _socket_caller(box) for _ in range(count)],
             }
-            for ending, (store, _) in stores.items():
+            for ending, store in stores.items():
                 service = await stack.enter_async_context(running_service(location, store))
                 tokens = await service.new_agents(count)
                 callers = [await stack.enter_async_context(grpc_caller(service, token)) for token in tokens]
                 await _create(callers)
                 crowds[f"service{ending}"] = callers
+                if not ending:
+                    # In the same sessions.
+                    crowds["service-http"] = [
+                        await _over_http(stack, service, token, caller)
+                        for token, caller in zip(tokens, callers, strict=True)
+                    ]
             taken = await interleave(
                 scale.server_rounds, {name: _loaded(crowd, each) for name, crowd in crowds.items()}
             )
     rows = []
-    for ending, (_, name) in stores.items():
+    names = {"": "SQLite", "-http": "SQLite, over HTTP/JSON", "-postgres": "PostgreSQL"}
+    for ending, name in names.items():
+        if f"service{ending}" not in taken:
+            continue
         loads = taken[f"service{ending}"]
         rows += [
             compare(
@@ -303,6 +313,14 @@ async def agents_at_once(scale: Scale) -> list[Row]:
             ),
         ]
     return rows
+
+
+async def _over_http(
+    stack: contextlib.AsyncExitStack, service: Service, token: str, caller: GrpcCaller
+) -> HttpCaller:
+    over_http = await stack.enter_async_context(http_caller(service, token))
+    over_http.use(caller.session)
+    return over_http
 
 
 class _ShellCaller:

@@ -148,7 +148,7 @@ class GrpcCaller:
     def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
         self._stub: Any = SessionServiceStub(channel)  # type: ignore[no-untyped-call]
         self._caller = (("authorization", f"Bearer {token}"),)
-        self._session = ""
+        self.session = ""
         self._token = pb.OutputToken()
 
     async def _call(self, method: str, request: Any) -> Any:
@@ -161,15 +161,15 @@ class GrpcCaller:
         created = await self._call("CreateSession", pb.CreateSessionRequest())
         if created.state != pb.IDLE:
             raise BenchmarkError(f"a new session shows no prompt: {created!r}")
-        self._session, self._token = created.session_id, created.token
-        return self._session
+        self.session, self._token = created.session_id, created.token
+        return self.session
 
     async def send_and_read(self, data: bytes) -> None:
-        await self._call("SendInput", pb.SendInputRequest(session_id=self._session, data=data))
+        await self._call("SendInput", pb.SendInputRequest(session_id=self.session, data=data))
         while True:
             found = await self._call(
                 "ReadOutput",
-                pb.ReadOutputRequest(session_id=self._session, since=self._token, wait_timeout_ms=WAIT_MS),
+                pb.ReadOutputRequest(session_id=self.session, since=self._token, wait_timeout_ms=WAIT_MS),
             )
             if found.token == self._token:
                 raise BenchmarkError(f"nothing came for {WAIT_MS} ms")
@@ -178,7 +178,7 @@ class GrpcCaller:
                 return
 
     async def run(self, command: str) -> None:
-        ran = await self._call("RunCommand", pb.RunCommandRequest(session_id=self._session, command=command))
+        ran = await self._call("RunCommand", pb.RunCommandRequest(session_id=self.session, command=command))
         if ran.exit_code or ran.timed_out:
             raise BenchmarkError(f"{command} answered {ran!r}")
 
@@ -194,14 +194,28 @@ async def grpc_caller(service: Service, token: str) -> AsyncIterator[GrpcCaller]
 class HttpCaller:
     """Over HTTP/1.1 in JSON on a connection that stays open; a library would add its own cost."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, host: str, port: int, token: str) -> None:
+        self._address = host, port
         self._bearer = token
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
         self._session = ""
         self._token = ""
 
+    async def connect(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection(*self._address)
+
+    async def disconnect(self) -> None:
+        self._writer.close()
+        # The service may have closed it first.
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
     async def _call(self, method: str, **fields: Any) -> dict[str, Any]:
+        if self._reader.at_eof():
+            # The service closes a connection without requests, as during the turns of others.
+            await self.disconnect()
+            await self.connect()
         body = json.dumps(fields).encode()
         self._writer.write(
             f"POST /holdfast.session.v1.SessionService/{method} HTTP/1.1\r\nHost: service\r\n"
@@ -223,6 +237,10 @@ class HttpCaller:
             body += (await self._reader.readexactly(size + 2))[:size]
         await self._reader.readline()
         return body
+
+    def use(self, session_id: str) -> None:
+        """Use a session of the agent that exists."""
+        self._session = session_id
 
     async def create(self, kind: str = "TERMINAL") -> str:
         created = await self._call("CreateSession", kind=kind)
@@ -250,9 +268,9 @@ class HttpCaller:
 @contextlib.asynccontextmanager
 async def http_caller(service: Service, token: str) -> AsyncIterator[HttpCaller]:
     host, port = service.http.rpartition("/")[2].rsplit(":", 1)
-    reader, writer = await asyncio.open_connection(host, int(port))
+    caller = HttpCaller(host, int(port), token)
+    await caller.connect()
     try:
-        yield HttpCaller(reader, writer, token)
+        yield caller
     finally:
-        writer.close()
-        await writer.wait_closed()
+        await caller.disconnect()

@@ -101,6 +101,8 @@ ROWS = {
     "service-monitor": ("at most", None),
     "service-200": ("ratio at least", 0.6),
     "service-200-latency": None,
+    "service-200-http": None,
+    "service-200-http-latency": None,
     "service-200-postgres": None,
     "service-200-postgres-latency": None,
     "service-shells": ("ratio at least", 0.5),
