@@ -184,9 +184,10 @@ class Ledger:
         assert self._compaction is not None
         fd = -1
         try:
-            # Mapped and not read: the allocator would keep the megabytes of the file for threads.
-            old = memoryview(mmap.mmap(self._fd, upto, access=mmap.ACCESS_READ))
-            records = self._compaction(decode_records(old, self._kinds))
+            # Memory of its own, which is given back: the allocator would keep the megabytes of the file for threads.
+            old = mmap.mmap(-1, upto)
+            os.preadv(self._fd, [old], 0)
+            records = self._compaction(decode_records(memoryview(old), self._kinds))
             data = encode_records((*self._head, *records))
             fd = os.open(self._new_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
             _reserve(fd, 0, len(data) + self._reserve_bytes)

@@ -25,8 +25,6 @@ HEAD_FRACTION: Final = 16
 STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr", "pty")
 EXIT: Final = 3
 CLOSE: Final = 4
-#: The place of a kind's end in a pair: a process has stdout and stderr, or a terminal alone.
-_SLOTS: Final = (0, 1, 0, 0, 0)
 #: The head of every journal that has dropped nothing. These are replaced and never changed.
 _NO_KINDS: Final = array("B")
 _NO_ENDS: Final = array("Q")
@@ -96,7 +94,7 @@ class Journal:
 
     def add_output(self, kind: int, length: int) -> None:
         """Add `length` bytes of output of one stream."""
-        kinds, ends, slot = self._kinds, self._ends, _SLOTS[kind]
+        kinds, ends, slot = self._kinds, self._ends, kind == 1
         if kinds and kinds[-1] == kind and self.last_seq > self._sealed:
             last = len(ends) - 2 + slot
             grown = min(length, CHUNK_BYTES - (ends[last] - ends[last - 2]))
@@ -131,7 +129,7 @@ class Journal:
             kinds, ends, first = self._head_kinds, self._head_ends, 1
         index = last = seq - first
         kind = kinds[index]
-        slot = _SLOTS[kind]
+        slot = kind == 1
         start = ends[2 * index + slot]
         if kind < EXIT:
             while (
@@ -155,8 +153,8 @@ class Journal:
             seq = self._tail_seq - 1
         if seq >= self._tail_seq - 1:
             index = min(seq, self.last_seq) - self._tail_seq + 1
-            return self._ends[2 * index + _SLOTS[kind]]
-        return self._head_ends[2 * seq + _SLOTS[kind]]
+            return self._ends[2 * index + (kind == 1)]
+        return self._head_ends[2 * seq + (kind == 1)]
 
     @property
     def is_crowded(self) -> bool:

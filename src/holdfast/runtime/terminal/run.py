@@ -151,7 +151,8 @@ async def _run_in_flight(terminal: LiveTerminal, flight: CommandInFlight, run: R
         return await _run(terminal, flight, run)
     except asyncio.CancelledError:
         if flight.was_typed:
-            await _interrupt(terminal, flight)
+            # In another task: before Python 3.11.4, `asyncio.timeout` does not end a wait of a cancelled one.
+            await asyncio.create_task(_interrupt(terminal, flight))
         raise
     finally:
         terminal.in_flight = None
