@@ -184,7 +184,7 @@ class Ledger:
         assert self._compaction is not None
         fd = -1
         try:
-            # Memory of its own, which is given back: the allocator would keep the megabytes of the file for threads.
+            # Memory of its own, which is given back: the allocator would keep the megabytes for threads.
             old = mmap.mmap(-1, upto)
             os.preadv(self._fd, [old], 0)
             records = self._compaction(decode_records(memoryview(old), self._kinds))
