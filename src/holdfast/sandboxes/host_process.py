@@ -1,7 +1,7 @@
 """A child process of the host, for programs that make or reach a sandbox: an engine's client, bubblewrap, `ssh`.
 
 `asyncio.create_subprocess_exec` is not used: if the loop cancels all tasks before the pipes of a new process are
-connected, as `asyncio.run` does at its end, it waits forever on Python 3.11 and 3.12. Here, a start is one call.
+connected, as `asyncio.run` does at its end, it waits forever (Python 3.11 to 3.13.0). Here, a start is one call.
 """
 
 from __future__ import annotations
