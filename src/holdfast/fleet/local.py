@@ -53,10 +53,9 @@ class LocalEngine(DirectoryEngine):
             *(*self_exec.holdfast(), "serve", "--listen", f"unix:{directory.socket}"),
             *("--shutdown-grace-period-ms", str(GRACE_MS)),
         ]
-        with open(directory.log, "ab") as log, open(os.devnull) as null:  # noqa: ASYNC230 - files of our own
+        with open(directory.log, "ab") as log:  # noqa: ASYNC230 - a file of our own
             launcher = HostProcess(
                 [*self_exec.command(), "-I", "-S", "-c", _LAUNCH, f"{directory.path}/process", *server],
-                stdin=null,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=workdir,
